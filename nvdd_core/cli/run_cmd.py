@@ -1,0 +1,69 @@
+"""The command `nvdd run`: molecular dynamics of a structure file.
+
+The command merges a run file with flags, checks the result and hands a `RunJob` to the launcher; the work
+itself is in `run_task`. Layer: cli.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvdd_core.cli.config import ENSEMBLES, RunJob, build, read_run_file
+from nvdd_core.cli.flags import check_inputs, collect, debug_flag, group_flags, model_flags
+from nvdd_core.cli.launch import execute, found_group
+from nvdd_core.cli.output import check_output
+
+TASK = "nvdd_core.cli.run_task:main"
+
+
+@click.command("run", short_help="Molecular dynamics of a structure file.")
+@click.argument("run_file", metavar="[RUN.toml]", required=False, type=click.Path(path_type=Path))
+@click.option("--structure", type=click.Path(path_type=Path), help="Structure file that ASE can read.")
+@model_flags
+@click.option("--ensemble", type=click.Choice(ENSEMBLES), help="[default: nve]")
+@click.option("--dt", type=float, metavar="FS", help="Time step, fs.  [default: 1.0]")
+@click.option("--steps", type=int, metavar="N", help="Number of steps.  [default: 1000]")
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="K",
+    help="Of the thermostat, and of initial velocities where the structure file has none.",
+)
+@click.option("--friction", type=float, metavar="1/FS", help="Of the Langevin thermostat.  [default: 0.01]")
+@click.option("--seed", type=int, metavar="N", help="Of all random numbers.  [default: 0]")
+@group_flags
+@click.option("--skin", type=float, metavar="A", help="Extra reach of the neighbour lists.  [default: 1.0]")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for everything that is written.  [default: runs/ and the structure file's name]",
+)
+@click.option("--log-every", type=int, metavar="N", help="Steps between lines of log.csv.  [default: 10]")
+@click.option(
+    "--trajectory-every", type=int, metavar="N", help="Steps between frames, 0 for none.  [default: 100]"
+)
+@click.option(
+    "--checkpoint-every", type=int, metavar="N", help="Steps between checkpoints, 0 for none.  [default: 0]"
+)
+@click.option("--overwrite", is_flag=True, help="Replace the files of an earlier run in the output folder.")
+@debug_flag
+def run(run_file: Path | None, overwrite: bool, debug: bool, **flags: Any) -> None:
+    """Run molecular dynamics as RUN.toml and the flags say; flags win.
+
+    RUN.toml has the same keys as the flags (with _ for -), the options of the model in a table [option];
+    relative paths in it are taken from its own folder. The output folder gets log.csv, trajectory.xyz,
+    final.xyz, summary.json, run.png and run.toml, the configuration that was used.
+    """
+    in_file = read_run_file(run_file) if run_file is not None else {}
+    values, where = collect(flags)
+    if isinstance(in_file.get("option"), dict) and "option" in values:
+        values["option"] = {**in_file["option"], **values["option"]}
+    sources = {key: f"{run_file}: {key}" for key in in_file} | where
+    job = build(RunJob, {**in_file, **values, "overwrite": overwrite}, sources)
+    check_inputs(job)
+    if found_group() is None:
+        check_output(job)
+    execute(TASK, job, debug=debug)

@@ -1,0 +1,191 @@
+"""The work of `nvdd run`, on every rank of its group.
+
+`main` reads, spreads and evaluates the structure once (so that what can't be run leaves no output behind), then
+runs the dynamics with the writers that the job asks for, and closes with the summary and the picture.
+
+Invariant: files are rank 0's alone; what they hold doesn't depend on the number of ranks. Layer: cli.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import nvdd_core
+from nvdd_core.cli import output
+from nvdd_core.cli.config import RunJob
+from nvdd_core.cli.progress import ProgressHook
+from nvdd_core.cli.session import Session, group, prepare
+from nvdd_core.comm import CommTally, agreed
+from nvdd_core.dynamics import (
+    CheckpointWriter,
+    Hook,
+    HookContext,
+    HookScope,
+    Integrator,
+    Langevin,
+    LogWriter,
+    ManagedHook,
+    RankReport,
+    TrajectoryWriter,
+    VelocityVerlet,
+    build_summary,
+    can_plot,
+    initial_velocities,
+    is_due,
+    plot_run,
+    write_summary,
+)
+from nvdd_core.dynamics.domain_parallel import DomainParallel
+
+
+class LastStep:
+    """A hook that calls others after the last step of a run (collective).
+
+    Parameters
+    ----------
+    steps : int
+        Steps of the run.
+    missed : sequence of Hook
+        Called where the last step isn't one of theirs.
+    final : Hook
+        Called in any case, and closed.
+    """
+
+    scope = HookScope.GLOBAL
+
+    def __init__(self, steps: int, missed: Sequence[Hook], final: ManagedHook) -> None:
+        self.every = max(1, steps)  # due at the first and the last step only
+        self._steps, self._missed, self._final = steps, tuple(missed), final
+
+    def __call__(self, ctx: HookContext) -> None:
+        """Call the others after the last step."""
+        if ctx.step != self._steps:
+            return
+        for hook in (*(hook for hook in self._missed if not is_due(hook, ctx.step)), self._final):
+            if hook.scope is not HookScope.RANK_ZERO or ctx.mesh.rank == 0:
+                hook(ctx)
+
+    def close(self) -> None:
+        """Close the final hook."""
+        self._final.close()
+
+
+def main(job: RunJob) -> None:
+    """Run what `job` asks for (collective)."""
+    with group(job) as mesh:
+        session = prepare(job, mesh, "-1", skin=job.skin)
+        note = start_velocities(job, session)
+        session.model(session.sharded)
+        folder = job.output_folder()
+        with agreed(mesh):
+            if mesh.rank == 0:
+                output.prepare_output(job)
+                sys.stderr.write(note)
+        integrator = make_integrator(job)
+        runner = DomainParallel(integrator, session.model, make_hooks(job, folder, integrator))
+        session.model.timer.reset()
+        before, rebuilds, begun = mesh.counter.snapshot(), session.model.n_rebuilds, time.perf_counter()
+        runner.run(session.sharded, job.steps)
+        wall = time.perf_counter() - begun
+        report = rank_report(session, before, rebuilds, wall)
+        reports = mesh.all_gather_objects(report)
+        with agreed(mesh):
+            if mesh.rank == 0:
+                finish(job, session, folder, reports)
+
+
+def start_velocities(job: RunJob, session: Session) -> str:
+    """Draw velocities where the file has none and a temperature is given; return a note for the user (collective)."""
+    sharded, mesh = session.sharded, session.mesh
+    fastest = (
+        sharded.velocities.abs().amax().reshape(1) if sharded.n_owned else sharded.positions.new_zeros(1)
+    )
+    moving = float(mesh.all_reduce_max_(fastest)) > 0.0
+    if moving:
+        unused = job.ensemble == "nve" and job.temperature is not None
+        return "nvdd: velocities come from the structure file; temperature is not used\n" if unused else ""
+    if job.temperature is None:
+        return "nvdd: the structure file has no velocities and no temperature is given; atoms start at rest\n"
+    sharded.rows["velocities"] = initial_velocities(
+        sharded.masses,
+        sharded.ids,
+        job.temperature,
+        job.seed,
+        mesh.all_reduce_sum_,
+        exact_temperature=True,
+    )
+    return ""
+
+
+def make_integrator(job: RunJob) -> Integrator:
+    """Return the integrator of the job's ensemble."""
+    if job.ensemble == "nvt-langevin" and job.temperature is not None:
+        return Langevin(job.dt, job.temperature, job.friction, job.seed)
+    return VelocityVerlet(job.dt)
+
+
+def make_hooks(job: RunJob, folder: Path, integrator: Integrator) -> list[Hook]:
+    """Return the writers that the job asks for, the same on every rank."""
+    hooks: list[Hook] = [
+        LogWriter(folder / output.LOG, job.log_every),
+        ProgressHook(job.steps, job.dt, job.log_every, sys.stderr),
+    ]
+    kept = list(hooks)
+    if job.checkpoint_every:
+        kept.append(CheckpointWriter(folder / output.CHECKPOINT, job.checkpoint_every, integrator))
+        hooks.append(kept[-1])
+    if job.trajectory_every:
+        hooks.append(TrajectoryWriter(folder / output.TRAJECTORY, job.trajectory_every))
+    return [*hooks, LastStep(job.steps, kept, TrajectoryWriter(folder / output.FINAL, 1))]
+
+
+def rank_report(session: Session, before: CommTally, rebuilds: int, wall_s: float) -> RankReport:
+    """Return this rank's tally of the run (collective)."""
+    mesh, model = session.mesh, session.model
+    sent, phases = mesh.counter.since(before), model.timer.seconds()
+    mine = model.report()[mesh.rank]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return RankReport(
+        rank=mesh.rank,
+        owned=mine["owned"],
+        ghost=mine["ghost"],
+        edges=mine["edges"],
+        wall_s=wall_s,
+        phases=phases,
+        calls=sent.calls,
+        bytes=sent.bytes,
+        rebuilds=model.n_rebuilds - rebuilds,
+        peak_memory_bytes=peak if sys.platform == "darwin" else peak * 1024,
+    )
+
+
+def finish(job: RunJob, session: Session, folder: Path, reports: Sequence[RankReport]) -> None:
+    """Write summary and picture, and tell where everything is (rank 0)."""
+    about = {
+        **job.model_dump(mode="json", exclude={"overwrite", "output"}),
+        "structure": str(job.structure.resolve()),
+        "device": session.mesh.device.type,
+        "plugins": session.plugins,
+        "versions": {"nvdd-core": nvdd_core.__version__, "torch": torch.__version__},
+    }
+    summary = build_summary(reports, steps=job.steps, dt_fs=job.dt, run=about)
+    write_summary(folder / output.SUMMARY, summary)
+    picture = can_plot()
+    if picture:
+        plot_run(folder / output.LOG, folder / output.SUMMARY, folder / output.PLOT)
+    else:
+        sys.stderr.write(
+            f"nvdd: no {output.PLOT}: matplotlib is not installed (pip install 'nvdd-core[plot]')\n"
+        )
+    written = ", ".join(name for name in output.OURS if (folder / name).exists())
+    sys.stdout.write(
+        f"{session.sharded.n_global} atoms, {job.steps} steps in {summary['wall_s']:.1f} s on {len(reports)} "
+        f"rank{'' if len(reports) == 1 else 's'}: {summary['steps_per_s']:.1f} steps/s, "
+        f"{summary['ns_per_day']:.3g} ns/day\noutput in {folder}: {written}\n"
+    )

@@ -1,0 +1,156 @@
+"""What `nvdd evaluate` and `nvdd run` do alike: form the group, load the model, read and spread atoms.
+
+`group` yields the mesh of a command's ranks inside a fault scope, `load_model` makes the plugin's model,
+`read_systems` reads the structure on rank 0, and `prepare` does all of it.
+
+Invariant: a step that can fail on one rank only is agreed by all ranks before the next one begins.
+Layer: cli.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import ase
+import ase.io
+import torch
+
+from nvdd_core.cli.config import JobConfig
+from nvdd_core.cli.flags import require_file
+from nvdd_core.comm import Mesh, agreed, group_scope
+from nvdd_core.errors import InputError
+from nvdd_core.plugins import check_agreement, default_manager
+from nvdd_core.plugins.known import suggestion
+from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
+from nvdd_core.spec import StrategyKind
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32}
+_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything that a command's work starts from.
+
+    Attributes
+    ----------
+    mesh : Mesh
+    model : DistributedModel
+    sharded : ShardedBatch
+        This rank's rows.
+    plugins : dict of str to str
+        The plugin that provides the model, and its version.
+    """
+
+    mesh: Mesh
+    model: DistributedModel
+    sharded: ShardedBatch
+    plugins: dict[str, str]
+
+
+@contextmanager
+def group(job: JobConfig) -> Iterator[Mesh]:
+    """Yield the mesh of this process's group; a failure in the body ends all ranks alike."""
+    with DistributedManager(job.device) as manager, group_scope(manager.mesh):
+        yield manager.mesh
+
+
+def prepare(job: JobConfig, mesh: Mesh, index: str, skin: float = 0.0) -> Session:
+    """Load the model, read systems `index` of the structure file and spread them (collective).
+
+    Raises
+    ------
+    InputError
+        When the file, the model or its options can't be used; on every rank.
+    PluginMismatchError
+        When the ranks see different plugins.
+    """
+    plugins = agreed_plugins(mesh, job.model)
+    with agreed(mesh):
+        model = load_model(job, mesh.device)
+    with agreed(mesh):
+        batch = None
+        if mesh.rank == 0:
+            batch = Batch.from_ase(read_systems(job.structure, index))
+    sharded = ShardedBatch.scatter(batch, mesh)
+    config = DomainConfig(skin=skin, grid_dims=job.grid, strategy=strategy_kind(job.strategy))
+    return Session(mesh, DistributedModel(model, config, mesh), sharded, plugins)
+
+
+def strategy_kind(name: str) -> StrategyKind:
+    """Return the strategy that a flag names."""
+    return StrategyKind[name.replace("-", "_").upper()]
+
+
+def agreed_plugins(mesh: Mesh, model: str) -> dict[str, str]:
+    """Compare the plugins of all ranks; return the one that provides `model` and its version (collective).
+
+    Raises
+    ------
+    PluginMismatchError
+        When the ranks see different plugins.
+    """
+    manager = default_manager()
+    with agreed(mesh):
+        owner = manager.provided_model(model).plugin
+    check_agreement(mesh.all_gather_objects(manager.fingerprint([owner])))
+    return {record.name: record.entry.version for record in manager.named(owner)}
+
+
+def load_model(job: JobConfig, device: torch.device) -> Model:
+    """Make the model that the job names.
+
+    Raises
+    ------
+    InputError
+        When no usable plugin has it, or it has no such option.
+    """
+    loader = default_manager().loader(job.model)
+    _check_options(job, loader)
+    return cast(Model, loader(dtype=_DTYPES[job.dtype], device=device, **job.option))
+
+
+def _check_options(job: JobConfig, loader: Callable[..., object]) -> None:
+    try:
+        parameters = inspect.signature(loader).parameters.values()
+    except (TypeError, ValueError):  # a loader without a readable signature checks for itself
+        return
+    named = [p for p in parameters if p.kind in _NAMED and p.name not in {"dtype", "device"}]
+    known = [p.name for p in named]
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    unknown = [] if open_ended else [name for name in job.option if name not in known]
+    if unknown:
+        raise InputError(
+            f"model '{job.model}' has no option '{unknown[0]}'{suggestion(unknown[0], known)}; its options: "
+            f"{', '.join(known) or 'none'}"
+        )
+    missing = [p.name for p in named if p.default is p.empty and p.name not in job.option]
+    if missing:
+        raise InputError(f"model '{job.model}' needs the option '{missing[0]}'")
+
+
+def read_systems(path: Path, index: str) -> list[ase.Atoms]:
+    """Read systems of a file with ASE.
+
+    Raises
+    ------
+    InputError
+        When ASE can't read it or it has no such system.
+    """
+    require_file(path, "structure file")
+    try:
+        found = ase.io.read(path, index=index, do_not_split_by_at_sign=True)
+    except Exception as exc:  # ASE's readers raise whatever their parsers happen to raise
+        reason = " ".join(str(exc).split()) or "it ends before that, or is empty"
+        raise InputError(
+            f"structure file {path}: ASE could not read system {index} of it: {type(exc).__name__}: {reason}"
+        ) from exc
+    systems = [found] if isinstance(found, ase.Atoms) else list(found)
+    if not systems:
+        raise InputError(f"structure file {path}: there is no system {index} in it")
+    return systems

@@ -1,0 +1,131 @@
+"""One rank's failure ends all ranks with the same error.
+
+`group_scope` wraps the work of a run. When the body raises on one rank, that rank writes what happened on a
+board in the store that all ranks share and closes its connections; a rank that then finds a peer gone reads
+the board and raises the same type of error, with the failing rank named. `agreed` is for set-up steps that can
+fail on one rank only and contain no collective: all ranks learn of the failure in one gather.
+
+Invariant: the board is written before the connections close, so whoever loses contact finds the reason.
+Layer: comm.
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from nvdd_core import errors
+from nvdd_core.comm.mesh import Mesh
+
+_KEY = "nvdd/fault"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What went wrong on a rank, in a form that can travel."""
+
+    rank: int
+    type: str
+    message: str
+    exit_code: int
+
+    @classmethod
+    def of(cls, rank: int, exc: BaseException) -> Fault:
+        """Describe `exc` as it was raised on `rank`."""
+        code = exc.exit_code if isinstance(exc, errors.NvddError) else 1
+        return cls(rank, type(exc).__name__, str(exc), code)
+
+    def error(self) -> BaseException:
+        """Rebuild the error, naming the rank where it happened."""
+        text = self.message if self.message.startswith(f"rank {self.rank}:") else f"rank {self.rank}: {self.message}"
+        known = {**vars(builtins), **vars(errors)}.get(self.type)
+        if isinstance(known, type) and issubclass(known, BaseException):
+            try:
+                return known(text)
+            except TypeError:  # a type that wants more than a message, UnicodeDecodeError for one
+                pass
+        return errors.PeerError(f"rank {self.rank}: {self.type}: {self.message}")
+
+
+def publish(mesh: Mesh, exc: BaseException) -> None:
+    """Write `exc` on the board; the first writer stays."""
+    store = mesh.store()
+    if store is None:
+        return
+    try:
+        if store.add(_KEY + "/count", 1) == 1:
+            store.set(_KEY, json.dumps(asdict(Fault.of(mesh.rank, exc))))
+    except RuntimeError:
+        # The store dies with its host; the others then report a lost rank, which is all that can be known.
+        return
+
+
+def read(mesh: Mesh, wait_s: float = 0.0) -> Fault | None:
+    """Return the fault on the board, waiting up to `wait_s` seconds for one."""
+    store = mesh.store()
+    if store is None:
+        return None
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            if store.check([_KEY]):
+                return Fault(**json.loads(store.get(_KEY)))
+        except RuntimeError:
+            return None
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.05)
+
+
+@contextmanager
+def group_scope(mesh: Mesh, wait_s: float = 3.0) -> Iterator[None]:
+    """Make a failure on one rank end all ranks with the same type of error.
+
+    Parameters
+    ----------
+    mesh : Mesh
+    wait_s : float
+        How long a rank that lost contact waits for the reason on the board.
+
+    Raises
+    ------
+    RankLostError
+        When a peer is gone and left no reason.
+    """
+    try:
+        yield
+    except errors.RankLostError as exc:
+        fault = read(mesh, wait_s)
+        mesh.close()
+        if fault is None or fault.rank == mesh.rank:
+            raise
+        raise fault.error() from exc
+    except BaseException as exc:
+        publish(mesh, exc)
+        mesh.close()
+        raise
+
+
+@contextmanager
+def agreed(mesh: Mesh) -> Iterator[None]:
+    """Run a step without collectives; if it raises on any rank, raise the same on every rank (collective)."""
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as exc:
+        failure = exc
+    if mesh.size == 1:
+        if failure is not None:
+            raise failure
+        return
+    faults = mesh.all_gather_objects(None if failure is None else Fault.of(mesh.rank, failure))
+    first = next((f for f in faults if f is not None), None)
+    if first is None:
+        return
+    if failure is not None and first.rank == mesh.rank:
+        raise failure
+    raise first.error() from failure

@@ -1,0 +1,328 @@
+"""The group of ranks and the few collectives that nvdd uses.
+
+`Mesh` is the only object that talks to torch.distributed. With one rank it needs no process group and every
+collective is the identity. A collective that fails because a peer is gone raises `RankLostError`; `faults`
+turns that into the peer's own error where there is one.
+
+Invariant: every method marked "collective" must be called by all ranks, in the same order.
+Layer: comm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from nvdd_core.comm.counter import CommCounter
+from nvdd_core.errors import RankLostError
+
+T = TypeVar("T")
+
+_MESHES: dict[int, Mesh] = {}
+_NEXT_ID = itertools.count()
+
+
+def mesh_by_id(mesh_id: int) -> Mesh:
+    """Return the mesh that a custom op names by its number."""
+    return _MESHES[mesh_id]
+
+
+class Pending:
+    """A collective under way; `wait` returns its tensor, `host` its first numbers."""
+
+    def __init__(self, tensor: torch.Tensor, work: Any = None, finish: Callable[[], None] | None = None) -> None:
+        self._tensor, self._work, self._finish = tensor, work, finish
+        self._begun = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+
+    def wait(self) -> torch.Tensor:
+        """Block (on a GPU: order the current stream) until the collective is done."""
+        if self._work is not None:
+            with _peer_loss("a pending collective"):
+                self._work.wait()
+            self._work = None
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+        return self._tensor
+
+    def host(self, n: int) -> list[float]:
+        """Return the first `n` numbers on the host.
+
+        On a GPU this waits for the collective only, not for work that the current stream got afterwards.
+        """
+        if self._begun is None:
+            return [float(v) for v in self.wait()[:n].tolist()]
+        side = _side_stream(self._tensor.device)
+        with torch.cuda.stream(side):
+            side.wait_event(self._begun)
+            numbers = self.wait()[:n].to("cpu", non_blocking=True)
+            done = side.record_event()
+        self._tensor.record_stream(side)
+        done.synchronize()
+        return [float(v) for v in numbers.tolist()]
+
+
+_SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    if device not in _SIDE_STREAMS:
+        _SIDE_STREAMS[device] = torch.cuda.Stream(device)
+    return _SIDE_STREAMS[device]
+
+
+@contextmanager
+def _peer_loss(what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as exc:  # torch reports a closed connection, a time-out or an abort so
+        if isinstance(exc, RankLostError):
+            raise
+        first = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        raise RankLostError(
+            f"lost contact with another rank during {what}: {first}. A rank died or was stopped; "
+            "look at its own error or the system log, then restart from the last checkpoint"
+        ) from exc
+
+
+class Mesh:
+    """One-dimensional group of ranks.
+
+    Attributes
+    ----------
+    rank, size : int
+        This process's place and the number of processes.
+    device : torch.device
+        Where this rank computes.
+    counter : CommCounter
+        Tally of collectives and of the bytes this rank sent.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self.rank, self.size, self.device, self.group = rank, size, device, group
+        self.counter = CommCounter()
+        self.id = next(_NEXT_ID)
+        _MESHES[self.id] = self
+        # Small transfers through gloo are half as slow by send and receive as by its all-to-all (README of
+        # benchmarks/), and its all-to-all does not take GPU tensors at all.
+        self._by_pairs = group is not None and not self._is_nccl()
+
+    @classmethod
+    def single(cls, device: torch.device | str = "cpu") -> Mesh:
+        """Return a mesh of one rank, which needs no process group."""
+        return cls(0, 1, torch.device(device), None)
+
+    @classmethod
+    def from_process_group(
+        cls, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
+    ) -> Mesh:
+        """Wrap an initialised process group (default: torch's default group)."""
+        group = group if group is not None else dist.group.WORLD
+        return cls(dist.get_rank(group), dist.get_world_size(group), torch.device(device), group)
+
+    @staticmethod
+    def initialise(
+        rank: int,
+        size: int,
+        device: torch.device | str = "cpu",
+        init_method: str = "env://",
+        timeout_s: float = 1800.0,
+    ) -> Mesh:
+        """Start torch's default process group and wrap it (collective).
+
+        GPU tensors travel by NCCL, CPU tensors by gloo.
+        """
+        device = torch.device(device)
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with _peer_loss("the start of the process group"):
+            dist.init_process_group(
+                backend, init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+            )
+        return Mesh.from_process_group(device=device)
+
+    def close(self) -> None:
+        """End the process group; the mesh can't be used afterwards."""
+        _MESHES.pop(self.id, None)
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group()
+        self.group = None
+
+    def store(self) -> dist.Store | None:
+        """Return the key-value store that the ranks share, or None for one rank."""
+        if self.size == 1 or not dist.is_initialized():
+            return None
+        return dist.distributed_c10d._get_default_store()
+
+    def _is_nccl(self) -> bool:
+        return self.device.type == "cuda" and "nccl" in str(dist.get_backend_config(self.group))
+
+    def _staged(self, t: torch.Tensor) -> bool:
+        return t.is_cuda and self._by_pairs
+
+    # -- sums and maxima -------------------------------------------------------------------------------
+
+    def all_reduce_sum_(self, t: torch.Tensor) -> torch.Tensor:
+        """Sum `t` over ranks in place and return it (collective)."""
+        return self._all_reduce(t, dist.ReduceOp.SUM).wait()
+
+    def all_reduce_max_(self, t: torch.Tensor) -> torch.Tensor:
+        """Take the maximum of `t` over ranks in place and return it (collective)."""
+        return self._all_reduce(t, dist.ReduceOp.MAX).wait()
+
+    def start_all_reduce_sum_(self, t: torch.Tensor) -> Pending:
+        """Begin to sum `t` over ranks in place (collective); `Pending.wait` gives the sum."""
+        return self._all_reduce(t, dist.ReduceOp.SUM)
+
+    def _all_reduce(self, t: torch.Tensor, op: Any) -> Pending:
+        if self.size == 1:
+            return Pending(t)
+        self.counter.add("all_reduce", t.numel() * t.element_size())
+        staged = t.cpu() if self._staged(t) else t
+        with _peer_loss("an all-reduce"):
+            work = dist.all_reduce(staged, op=op, group=self.group, async_op=True)
+        return Pending(t, work, (lambda: _copy(t, staged)) if staged is not t else None)
+
+    # -- rows --------------------------------------------------------------------------------------------
+
+    def all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        send_splits: Sequence[int],
+        recv_splits: Sequence[int],
+        out: torch.Tensor | None = None,
+        kind: str = "all_to_all",
+    ) -> torch.Tensor:
+        """Send consecutive blocks of rows to the ranks and receive theirs (collective).
+
+        Parameters
+        ----------
+        rows : Tensor, shape (sum(send_splits), *F)
+            Rows ordered by destination rank.
+        send_splits, recv_splits : sequence of int, length `size`
+            Rows to and from each rank.
+        out : Tensor, shape (sum(recv_splits), *F), optional
+            Contiguous buffer to receive into.
+        kind : str
+            Name under which the counter books the transfer.
+
+        Returns
+        -------
+        Tensor, shape (sum(recv_splits), *F)
+        """
+        return self.start_all_to_all_rows(rows, send_splits, recv_splits, out, kind).wait()
+
+    def start_all_to_all_rows(
+        self,
+        rows: torch.Tensor,
+        send_splits: Sequence[int],
+        recv_splits: Sequence[int],
+        out: torch.Tensor | None = None,
+        kind: str = "all_to_all",
+    ) -> Pending:
+        """Begin `all_to_all_rows` (collective); `Pending.wait` gives the received rows."""
+        if out is None:
+            out = rows.new_empty((sum(recv_splits), *rows.shape[1:]))
+        if self.size == 1:
+            out.copy_(rows)
+            return Pending(out)
+        self.counter.add(kind, rows.numel() * rows.element_size())
+        rows = rows.contiguous()
+        with _peer_loss("an exchange of rows"):
+            if not self._by_pairs:
+                work = dist.all_to_all_single(
+                    out, rows, list(recv_splits), list(send_splits), group=self.group, async_op=True
+                )
+                return Pending(out, work)
+            return self._start_pairs(rows, send_splits, recv_splits, out)
+
+    def _start_pairs(
+        self, rows: torch.Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], out: torch.Tensor
+    ) -> Pending:
+        if self._staged(rows):
+            host = torch.empty(out.shape, dtype=out.dtype)
+            inner = self._start_pairs(rows.cpu(), send_splits, recv_splits, host)
+            return Pending(out, None, lambda: _copy(out, inner.wait()))
+        works: list[Any] = []
+        incoming = _blocks(out, recv_splits)
+        outgoing = _blocks(rows, send_splits)
+        out_self, in_self = incoming[self.rank], outgoing[self.rank]
+        if in_self.shape[0]:
+            out_self.copy_(in_self)
+        for step in range(1, self.size):  # staggered, so that no rank is everybody's first target
+            source, target = (self.rank - step) % self.size, (self.rank + step) % self.size
+            if recv_splits[source] and incoming[source].numel():
+                works.append(dist.irecv(incoming[source], group=self.group, group_src=source))
+            if send_splits[target] and outgoing[target].numel():
+                works.append(dist.isend(outgoing[target], group=self.group, group_dst=target))
+        return Pending(out, _Works(works, rows))
+
+    def exchange_counts(self, counts: Sequence[int]) -> list[int]:
+        """Tell each rank how many rows it will get from this one; return what comes here (collective)."""
+        return [row[self.rank] for row in self.all_gather_ints(counts)]
+
+    def all_gather_ints(self, values: Sequence[int]) -> list[list[int]]:
+        """Gather equally long lists of integers from every rank (collective)."""
+        return [
+            [int(v) for v in row] for row in self.all_gather_vector(torch.tensor(values, dtype=torch.int64))
+        ]
+
+    def all_gather_vector(self, values: torch.Tensor) -> torch.Tensor:
+        """Gather equally shaped small CPU tensors; returns shape (size, *shape) (collective)."""
+        if self.size == 1:
+            return values[None].clone()
+        self.counter.add("all_gather", values.numel() * values.element_size())
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        with _peer_loss("an all-gather"):
+            dist.all_gather(parts, values.contiguous(), group=self.group)
+        return torch.stack(parts)
+
+    # -- Python objects (set-up only) ----------------------------------------------------------------------
+
+    def all_gather_objects(self, value: T) -> list[T]:
+        """Gather small picklable values from every rank (collective; set-up only)."""
+        if self.size == 1:
+            return [value]
+        self.counter.add("objects", 0)
+        out: list[Any] = [None] * self.size
+        with _peer_loss("a gather of objects"):
+            dist.all_gather_object(out, value, group=self.group)
+        return out
+
+    def broadcast_object(self, value: T | None, src: int = 0) -> T:
+        """Send a picklable value from rank `src` to all (collective; set-up only)."""
+        box: list[Any] = [value]
+        if self.size > 1:
+            self.counter.add("objects", 0)
+            with _peer_loss("a broadcast of an object"):
+                dist.broadcast_object_list(box, group_src=src, group=self.group, device=torch.device("cpu"))
+        result: T = box[0]
+        return result
+
+    def barrier(self) -> None:
+        """Wait for every rank (collective)."""
+        self.all_gather_ints([0])
+
+
+class _Works:
+    """Several pending transfers waited for as one; keeps the send buffer alive until then."""
+
+    def __init__(self, works: list[Any], buffer: torch.Tensor) -> None:
+        self._works, self._buffer = works, buffer
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+
+
+def _blocks(rows: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:
+    return list(rows.split(list(splits)))
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)

@@ -1,0 +1,53 @@
+"""Atoms, models and their evaluation over ranks. Layer: runtime."""
+
+from nvdd_core.runtime.batch import Batch, LocalBatch
+from nvdd_core.runtime.config import DomainConfig
+from nvdd_core.runtime.context import (
+    DomainContext,
+    Scope,
+    current_dd_context,
+    refresh_neighbors,
+    scatter_to_owners,
+    system_sum,
+    to_local,
+)
+from nvdd_core.runtime.distributed_model import DistributedModel, Outputs
+from nvdd_core.runtime.manager import (
+    DistributedManager,
+    resolve_device,
+    resolve_local_rank,
+    resolve_rank,
+    resolve_world_size,
+)
+from nvdd_core.runtime.mlip_spec import SPEC_MPNN_GP, SPEC_MPNN_HALO, ForceStrategy, MLIPSpec
+from nvdd_core.runtime.model_api import Model
+from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.runtime.timer import PHASES, PhaseTimer
+
+__all__ = [
+    "PHASES",
+    "SPEC_MPNN_GP",
+    "SPEC_MPNN_HALO",
+    "Batch",
+    "DistributedManager",
+    "DistributedModel",
+    "DomainConfig",
+    "DomainContext",
+    "ForceStrategy",
+    "LocalBatch",
+    "MLIPSpec",
+    "Model",
+    "Outputs",
+    "PhaseTimer",
+    "Scope",
+    "ShardedBatch",
+    "current_dd_context",
+    "refresh_neighbors",
+    "resolve_device",
+    "resolve_local_rank",
+    "resolve_rank",
+    "resolve_world_size",
+    "scatter_to_owners",
+    "system_sum",
+    "to_local",
+]

@@ -1,0 +1,222 @@
+"""Systems of atoms as tensors.
+
+`Batch` holds one or several whole systems on one rank; it comes from ASE and goes back. `LocalBatch` is what a
+model's ``forward`` sees: this rank's local rows in a common folded frame, with their neighbour list.
+
+Invariant: a batch keeps the user's positions, unfolded, and never changes the objects it was made from.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import ase
+import ase.units
+import numpy as np
+import torch
+
+from nvdd_core.errors import InputError
+from nvdd_core.graph import NeighborList
+from nvdd_core.partition import Box
+
+# ASE's unit of time in fs: ASE stores velocities in A per this unit.
+_ASE_TIME_FS = 1.0 / ase.units.fs
+
+# Arrays that ASE keeps under names of its own; every other per-atom array travels as a field.
+_ASE_KNOWN = {"numbers", "positions", "momenta", "masses"}
+
+
+@dataclass
+class Batch:
+    """Whole systems, one after the other.
+
+    Attributes
+    ----------
+    positions : Tensor, shape (N, 3), float64
+        Angstrom, not folded.
+    numbers : Tensor, shape (N,), int64
+        Atomic numbers.
+    cell : Tensor, shape (S, 3, 3), float64
+        Cell vectors as rows, Angstrom.
+    pbc : Tensor, shape (S, 3), bool
+    system : Tensor, shape (N,), int64
+        System of each atom, ascending.
+    masses : Tensor, shape (N,), float64
+        amu.
+    velocities : Tensor, shape (N, 3), float64, or None
+        Angstrom per fs; None where the source has none.
+    ids : Tensor, shape (N,), int64
+        Position in the source, from 0.
+    fields : dict of str to Tensor, each (N, *F)
+        Further per-atom data, by name.
+    """
+
+    positions: torch.Tensor
+    numbers: torch.Tensor
+    cell: torch.Tensor
+    pbc: torch.Tensor
+    system: torch.Tensor
+    masses: torch.Tensor
+    velocities: torch.Tensor | None
+    ids: torch.Tensor
+    fields: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def n_systems(self) -> int:
+        """Number of systems."""
+        return int(self.cell.shape[0])
+
+    def __len__(self) -> int:
+        return int(self.positions.shape[0])
+
+    @classmethod
+    def from_ase(cls, atoms: ase.Atoms | Sequence[ase.Atoms]) -> Batch:
+        """Copy one or several ASE structures.
+
+        Numeric per-atom arrays (charges, tags, ...) that all structures have become `fields`.
+        """
+        frames = [atoms] if isinstance(atoms, ase.Atoms) else list(atoms)
+        if not frames:
+            raise InputError("no structure was given: expected at least one")
+        moving = any(a.has("momenta") for a in frames)
+        names = sorted(set.intersection(*(_field_names(a) for a in frames)))
+        counts = torch.tensor([len(a) for a in frames])
+        n = int(counts.sum())
+        return cls(
+            positions=_join([a.positions for a in frames], np.float64),
+            numbers=_join([a.numbers for a in frames], np.int64),
+            cell=torch.as_tensor(np.stack([np.array(a.cell) for a in frames]), dtype=torch.float64),
+            pbc=torch.as_tensor(np.stack([a.pbc for a in frames]), dtype=torch.bool),
+            system=torch.repeat_interleave(torch.arange(len(frames)), counts),
+            masses=_join([a.get_masses() for a in frames], np.float64),
+            velocities=_join([a.get_velocities() for a in frames], np.float64) / _ASE_TIME_FS if moving else None,
+            ids=torch.arange(n),
+            fields={name: _join([a.arrays[name] for a in frames], None) for name in names},
+        )
+
+    def to_ase(self) -> list[ase.Atoms]:
+        """Return ASE structures, one a system, atoms ordered by id."""
+        order = torch.argsort(self.ids)
+        out = []
+        for s in range(self.n_systems):
+            rows = order[self.system[order] == s]
+            atoms = ase.Atoms(
+                numbers=self.numbers[rows].numpy(),
+                positions=self.positions[rows].numpy(),
+                cell=self.cell[s].numpy(),
+                pbc=self.pbc[s].numpy(),
+                masses=self.masses[rows].numpy(),
+            )
+            if self.velocities is not None:
+                atoms.set_velocities(self.velocities[rows].numpy() * _ASE_TIME_FS)
+            for name, values in self.fields.items():
+                atoms.set_array(name, values[rows].numpy())
+            out.append(atoms)
+        return out
+
+    def validate(self) -> None:
+        """Refuse what no model can evaluate.
+
+        Raises
+        ------
+        InputError
+            Naming the quantity, the atom's index in the source and what to do.
+        """
+        if len(self) == 0:
+            raise InputError("the structure has no atoms; give at least one")
+        for name, rows in (("position", self.positions), ("velocity", self.velocities), ("mass", self.masses)):
+            if rows is not None:
+                _check_finite(name, rows, self.ids)
+        if bool((self.masses <= 0).any()):
+            bad = int(self.ids[(self.masses <= 0).nonzero()[0, 0]])
+            raise InputError(f"atom {bad} has mass {float(self.masses[self.ids == bad][0])}: give a positive mass")
+        for s in range(self.n_systems):
+            if not torch.isfinite(self.cell[s]).all():
+                raise InputError(
+                    f"the cell of system {s} holds a value that is not finite: {self.cell[s].tolist()}; mend the file"
+                )
+        Box.from_cells(self.cell, self.pbc)
+
+
+def _field_names(atoms: ase.Atoms) -> set[str]:
+    return {k for k, v in atoms.arrays.items() if k not in _ASE_KNOWN and v.dtype.kind in "fiub"}
+
+
+def _join(parts: Sequence[np.ndarray], dtype: type | None) -> torch.Tensor:
+    return torch.as_tensor(np.concatenate([np.array(p, dtype=dtype) for p in parts]))
+
+
+def _check_finite(name: str, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    bad = (~torch.isfinite(rows.reshape(rows.shape[0], -1)).all(1)).nonzero()[:, 0]
+    if bad.numel():
+        first = int(bad[0])
+        raise InputError(
+            f"the {name} of atom {int(ids[first])} is not finite: {rows[first].tolist()} "
+            f"({bad.numel()} such atom{'s' if bad.numel() > 1 else ''} in all); mend the structure"
+        )
+
+
+@dataclass(frozen=True)
+class LocalBatch:
+    """One rank's share of the systems, as a model sees it.
+
+    Attributes
+    ----------
+    positions : Tensor, shape (n_local, 3)
+        Owned rows first, then ghosts; folded, in the model's dtype. Differentiable.
+    cell : Tensor, shape (S, 3, 3)
+        In the model's dtype, open axes completed by unit vectors. Differentiable with respect to a strain.
+    pbc : Tensor, shape (S, 3), bool
+    numbers, system, ids : Tensor, shape (n_local,), int64
+    n_owned : int
+    neighbors : NeighborList
+        May hold pairs beyond the cutoff (skin): compare distances with the model's own cutoff.
+    fields : dict of str to Tensor, each (n_local, *F)
+    requested : frozenset of str
+        What the caller wants, of energy, forces, stress, node_energy, node_virial.
+    """
+
+    positions: torch.Tensor
+    cell: torch.Tensor
+    pbc: torch.Tensor
+    numbers: torch.Tensor
+    system: torch.Tensor
+    ids: torch.Tensor
+    n_owned: int
+    neighbors: NeighborList
+    fields: dict[str, torch.Tensor]
+    requested: frozenset[str]
+
+    @property
+    def n_local(self) -> int:
+        """Owned and ghost rows."""
+        return int(self.numbers.shape[0])
+
+    @property
+    def n_systems(self) -> int:
+        """Systems of the whole batch, whether this rank has rows of them or not."""
+        return int(self.cell.shape[0])
+
+    @property
+    def edge_index(self) -> torch.Tensor:
+        """Sender and receiver of every directed edge, (2, E) int64."""
+        return self.neighbors.coo()[0]
+
+    @property
+    def edge_shifts(self) -> torch.Tensor:
+        """Shift of each edge's sender in whole cells, (E, 3) int64."""
+        return self.neighbors.coo()[1]
+
+    @cached_property
+    def extended_positions(self) -> torch.Tensor:
+        """Positions of owned, ghost and image rows, (n_local + n_image, 3); differentiable."""
+        return self.neighbors.extend(self.positions, self.cell, self.system)
+
+    def edge_vectors(self) -> torch.Tensor:
+        """Return vectors receiver -> sender of every directed edge, (E, 3), Angstrom; differentiable."""
+        edges = self.neighbors.full()
+        points = edges.extend(self.positions, self.cell, self.system)
+        return points[edges.senders.long()] - points[edges.receivers.long()]

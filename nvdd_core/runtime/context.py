@@ -1,0 +1,155 @@
+"""The live distributed context, and the verbs with which a model names communication by intent.
+
+Inside a distributed evaluation `current_dd_context` tells how local rows are laid out; outside it is a context of
+one rank, where every verb is the identity or a plain sum. So one model body runs in both.
+
+Invariant: verbs are collective inside a run; every rank calls them in the same order, also without rows.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+
+from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
+from nvdd_core.spec import StrategyKind
+from nvdd_core.tensor import ShardTensor
+
+
+class Scope(Enum):
+    """How far `system_sum` sums."""
+
+    OWNED = "owned"  # owned rows of all ranks: the whole system's value, on every rank
+    LOCAL = "local"  # owned rows of this rank: a partial that the framework completes
+
+
+@dataclass(frozen=True)
+class DomainContext:
+    """Layout of the rows in the evaluation under way.
+
+    Attributes
+    ----------
+    is_distributed : bool
+        False outside a run and on a mesh of one rank.
+    mesh : Mesh or None
+    plan : HaloPlan or None
+    strategy : StrategyKind
+    """
+
+    is_distributed: bool = False
+    mesh: Mesh | None = None
+    plan: HaloPlan | None = None
+    strategy: StrategyKind = StrategyKind.HALO
+    exchanged: list[torch.Tensor] = field(default_factory=list)
+
+    @property
+    def n_owned(self) -> int | None:
+        """Rows this rank owns, or None outside a run."""
+        return None if self.plan is None else self.plan.n_owned
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ghost rows are filled by exchange (a wide halo computes them instead)."""
+        return self.is_distributed and self.strategy is not StrategyKind.WIDE_HALO
+
+
+_NONE = DomainContext()
+_LIVE = threading.local()
+
+
+def current_dd_context() -> DomainContext:
+    """Return the context of the evaluation under way, or one that is not distributed."""
+    context: DomainContext = _LIVE.__dict__.get("context", _NONE)
+    return context
+
+
+@contextmanager
+def enter_context(context: DomainContext) -> Iterator[DomainContext]:
+    """Make `context` current for the body."""
+    before = current_dd_context()
+    _LIVE.context = context
+    try:
+        yield context
+    finally:
+        _LIVE.context = before
+
+
+def to_local(x: torch.Tensor) -> torch.Tensor:
+    """Return the plain tensor behind a ShardTensor, any other tensor as it is."""
+    return x.to_local() if isinstance(x, ShardTensor) else x
+
+
+def refresh_neighbors(x: torch.Tensor) -> torch.Tensor:
+    """Give ghost rows their owners' current values.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n_local, *F) or (n_owned, *F)
+        Owned rows first; ghost rows, if there are any, are overwritten.
+
+    Returns
+    -------
+    Tensor, shape (n_local, *F)
+        Differentiable: gradients on ghost rows are summed into their owners.
+    """
+    context = current_dd_context()
+    if context.plan is None or not context.exchanges:
+        return x
+    out = context.plan.forward(to_local(x)[: context.plan.n_owned])
+    context.exchanged.append(out)
+    return out
+
+
+def scatter_to_owners(x: torch.Tensor) -> torch.Tensor:
+    """Sum what was written into ghost rows into their owners, and refresh the ghosts.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n_local, *F)
+        This rank's partial sums, in owned and ghost rows.
+
+    Returns
+    -------
+    Tensor, shape (n_local, *F)
+    """
+    context = current_dd_context()
+    if context.plan is None or not context.exchanges:
+        return x
+    out = context.plan.correct(to_local(x))
+    context.exchanged.append(out)
+    return out
+
+
+def system_sum(
+    values: torch.Tensor, system: torch.Tensor, n_systems: int, scope: Scope = Scope.OWNED
+) -> torch.Tensor:
+    """Sum owned rows by system.
+
+    Parameters
+    ----------
+    values : Tensor, shape (rows, *F)
+        Owned rows first; ghost rows are ignored.
+    system : Tensor, shape (rows,), int64
+    n_systems : int
+    scope : Scope
+        OWNED: the whole system's sum on every rank. LOCAL: this rank's share.
+
+    Returns
+    -------
+    Tensor, shape (n_systems, *F)
+    """
+    context = current_dd_context()
+    values = to_local(values)
+    if context.plan is not None:
+        values, system = values[: context.plan.n_owned], system[: context.plan.n_owned]
+    out = values.new_zeros((n_systems, *values.shape[1:])).index_add(0, system, values)
+    if scope is Scope.OWNED and context.is_distributed and context.mesh is not None:
+        out = all_reduce_sum_symmetric(out, context.mesh)
+        context.exchanged.append(out)
+    return out

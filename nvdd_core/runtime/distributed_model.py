@@ -1,0 +1,325 @@
+"""One force evaluation of a model over all ranks.
+
+`DistributedModel` owns the domain of the rows (ghosts, neighbour list, halo plan), keeps it up to date, runs the
+model on local rows, differentiates this rank's partial energy and completes the results in one fused all-reduce.
+
+The list is used before the ranks have agreed that it is still good: every rank's "a row moved too far" travels
+in the same all-reduce as the results, and when any rank said so the results are thrown away, the domain is rebuilt
+and the evaluation repeated. So a steady step has one exchange and one all-reduce, and nobody waits for a vote.
+
+Invariant: the energy is never reduced before it is differentiated.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from nvdd_core.comm import Mesh, Pending, agreed
+from nvdd_core.errors import InputError, NumericalError
+from nvdd_core.partition import apply_by_segment
+from nvdd_core.runtime.batch import LocalBatch
+from nvdd_core.runtime.config import DomainConfig
+from nvdd_core.runtime.context import DomainContext, enter_context, to_local
+from nvdd_core.runtime.domain import Domain, DomainBuilder
+from nvdd_core.runtime.mlip_spec import ForceStrategy
+from nvdd_core.runtime.model_api import Model
+from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.runtime.timer import PhaseTimer
+from nvdd_core.tensor import (
+    ParticleHaloConfig,
+    ParticleHaloMetadata,
+    RowKind,
+    ScatterMode,
+    ShardTensor,
+    collect_exchanges,
+)
+
+DEFAULT_OUTPUTS = frozenset({"energy", "forces"})
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Results of an evaluation.
+
+    Attributes
+    ----------
+    energy : Tensor, shape (S,), float64
+        eV, of the whole systems, the same on every rank. Present whatever was asked for; exact only if asked.
+    forces : Tensor, shape (n_owned, 3), float64, or None
+        eV/Angstrom, in the order of the rows of the ShardedBatch after the call.
+    stress : Tensor, shape (S, 3, 3), float64, or None
+        (1/V) dE/d(strain), eV/Angstrom^3, tensile positive.
+    node_energy : Tensor, shape (n_owned,), or None
+        eV.
+    """
+
+    energy: torch.Tensor
+    forces: torch.Tensor | None
+    stress: torch.Tensor | None
+    node_energy: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """This rank's share of the results, before any sum over ranks; shapes as in `Outputs`."""
+
+    energy: torch.Tensor | None
+    forces: torch.Tensor | None
+    virial: torch.Tensor | None
+    node_energy: torch.Tensor | None
+
+
+class DistributedModel:
+    """Evaluates one model over the ranks of a mesh.
+
+    Parameters
+    ----------
+    model : Model
+    config : DomainConfig, optional
+    mesh : Mesh, optional
+        Default: one rank.
+
+    Attributes
+    ----------
+    timer : PhaseTimer
+    n_rebuilds : int
+        Domains built so far.
+    """
+
+    def __init__(self, model: Model, config: DomainConfig | None = None, mesh: Mesh | None = None) -> None:
+        self.model = model
+        self.config = config if config is not None else DomainConfig()
+        self.mesh = mesh if mesh is not None else Mesh.single(model.device)
+        self.spec = model.distribution_spec(self.config.strategy)
+        self.timer = PhaseTimer(self.mesh.device)
+        self.n_rebuilds = 0
+        self._builder = DomainBuilder(
+            self.config, self.mesh, model.cutoff, model.layers, model.neighbor_form, self.timer
+        )
+        self._domain: Domain | None = None
+        self._halo: ParticleHaloMetadata | None = None
+        self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
+        self._limit = (0.5 * self.config.skin) ** 2
+
+    # -- the whole evaluation ------------------------------------------------------------------------------
+
+    def __call__(self, sharded: ShardedBatch, outputs: Iterable[str] = DEFAULT_OUTPUTS) -> Outputs:
+        """Evaluate `sharded` (collective); rows may move between ranks and be reordered in place.
+
+        Raises
+        ------
+        InputError
+            On every rank, if the model lacks an element or an output.
+        NumericalError
+            On every rank, if a result is not finite; names the first atom at fault.
+        """
+        wanted = frozenset(outputs)
+        fresh = not self.is_current(sharded)
+        if fresh:
+            self.rebuild(sharded, check=True)
+        partial = self.compute(sharded, wanted)
+        flag = None if fresh else self.moved_flag(sharded)
+        totals = self.reduce(partial, flag).wait()
+        if flag is not None and not float(totals[0]) == 0.0:
+            self.rebuild(sharded)
+            partial = self.compute(sharded, wanted)
+            totals = self.reduce(partial, None).wait()
+        return self.complete(sharded, partial, totals, wanted)
+
+    def is_current(self, sharded: ShardedBatch) -> bool:
+        """Tell whether there is a domain for these rows and this cell (the same answer on every rank)."""
+        domain = self._domain
+        return (
+            domain is not None
+            and domain.version == sharded.version
+            and domain.reference.shape == sharded.positions.shape
+            and bool((domain.cell == sharded.cell).all())
+        )
+
+    @property
+    def domain(self) -> Domain:
+        """The domain of the last evaluation."""
+        if self._domain is None:
+            raise InputError("no domain yet: evaluate first")
+        return self._domain
+
+    # -- its parts, for runners that put other work between them -------------------------------------------
+
+    def rebuild(self, sharded: ShardedBatch, *, check: bool = False) -> None:
+        """Move rows to their owners, choose ghosts, list neighbours (collective)."""
+        if check:
+            with agreed(self.mesh):
+                self._check_model(sharded)
+        self._domain = self._builder.build(sharded)
+        self._halo = ParticleHaloMetadata(self._domain.plan)
+        self.n_rebuilds += 1
+
+    def _check_model(self, sharded: ShardedBatch) -> None:
+        if torch.device(self.model.device).type != sharded.positions.device.type:
+            raise InputError(
+                f"the model is on {self.model.device}, the atoms on {sharded.positions.device}; "
+                "load both on the same device"
+            )
+        self.model.check(sharded.numbers, sharded.ids)
+
+    def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
+        """Return 1.0 if a row of this rank moved further than half the skin since the rebuild, else 0.0.
+
+        Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
+        """
+        moved = sharded.positions - self.domain.reference
+        if moved.shape[0] == 0:
+            return moved.new_zeros(())
+        # "not <=" so that a position that is not finite counts as moved; the rebuild then names it
+        return (~(moved.square_().sum(1).amax() <= self._limit)).double()
+
+    def compute(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+        """Run the model on local rows and return this rank's share of the results (collective)."""
+        if self.spec.force_strategy is ForceStrategy.DIRECT:
+            return self._compute_direct(sharded, wanted)
+        return self._compute_by_autograd(sharded, wanted)
+
+    def reduce(self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None) -> Pending:
+        """Begin the fused all-reduce of ``[flag, check, energy (S), virial (9 S), extra]`` (collective).
+
+        ``check`` is zero unless a force is not finite.
+        """
+        with self.timer.phase("reduce"):
+            reference = self.domain.reference
+            zero = reference.new_zeros(())
+            n_systems = self.domain.cell.shape[0]
+            check = zero if partial.forces is None else partial.forces.sum().double() * 0.0
+            energy = zero.expand(n_systems) if partial.energy is None else partial.energy
+            pieces = [torch.stack([zero if flag is None else flag, check]), energy]
+            if partial.virial is not None:
+                pieces.append(partial.virial.reshape(-1).double())
+            if extra is not None:
+                pieces.append(extra)
+            return self.mesh.start_all_reduce_sum_(torch.cat(pieces))
+
+    def complete(
+        self, sharded: ShardedBatch, partial: Partial, totals: torch.Tensor, wanted: frozenset[str]
+    ) -> Outputs:
+        """Make outputs of this rank's share and the reduced vector."""
+        n_systems = sharded.n_systems
+        energy = totals[2 : 2 + n_systems].clone()
+        self.check_finite(sharded, partial, totals[1:].sum())
+        stress = None
+        if partial.virial is not None:
+            volume = torch.linalg.det(sharded.cell).abs()
+            if bool((volume < 1e-12).any()):
+                raise InputError("stress needs a cell with a volume: the cell of a system is singular")
+            virial = totals[2 + n_systems : 2 + 10 * n_systems].view(n_systems, 3, 3)
+            stress = 0.5 * (virial + virial.mT) / volume[:, None, None]
+        node_energy = partial.node_energy if "node_energy" in wanted else None
+        forces = None if partial.forces is None else partial.forces.double()
+        return Outputs(energy, forces, stress, node_energy)
+
+    def check_finite(self, sharded: ShardedBatch, partial: Partial, value: torch.Tensor) -> None:
+        """Raise on every rank if the reduced `value` is not finite (collective only when it is not)."""
+        if bool(torch.isfinite(value)):
+            return
+        rows = [t for t in (partial.forces, partial.node_energy) if t is not None]
+        bad = torch.zeros(sharded.n_owned, dtype=torch.bool, device=sharded.ids.device)
+        for t in rows:
+            bad |= ~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)
+        first = min(int(v) for v in [*sharded.ids[bad].tolist(), sharded.n_global])
+        named = min(row[0] for row in self.mesh.all_gather_ints([first]))
+        what = f"atom {named} has a force or energy" if named < sharded.n_global else "the energy is a number"
+        raise NumericalError(
+            f"{what} that is not finite; are atoms on top of each other, or is the time step too large?"
+        )
+
+    # -- two ways to forces --------------------------------------------------------------------------------
+
+    def _compute_direct(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+        domain = self.domain
+        with torch.no_grad():
+            with self.timer.phase("exchange"):
+                local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
+            with self.timer.phase("model"):
+                out, _ = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
+                energy, node_energy = None, out.get("node_energy")
+                if node_energy is not None:
+                    energy = self._by_system(node_energy[: domain.plan.n_owned], sharded)
+        return Partial(energy, out.get("forces"), out.get("virial"), node_energy)
+
+    def _compute_by_autograd(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+        domain = self.domain
+        n_owned = domain.plan.n_owned
+        derive = bool(wanted & {"forces", "stress"})
+        with torch.set_grad_enabled(derive):
+            owned = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_(derive)
+            with self.timer.phase("exchange"):
+                local = domain.plan.forward(owned)
+            with self.timer.phase("model"):
+                cell = domain.box.cell.to(local.dtype)
+                targets = [owned]
+                if "stress" in wanted:
+                    strain = cell.new_zeros(cell.shape).requires_grad_(True)
+                    targets.append(strain)
+                    symmetric = 0.5 * (strain + strain.mT)
+                    local = local + apply_by_segment(local, symmetric, domain.system)
+                    cell = cell + cell @ symmetric
+                out, exchanged = self._forward(sharded, local, cell, wanted)
+                node_energy = out["node_energy"][:n_owned]
+                energy = self._by_system(node_energy, sharded)
+        if not derive:
+            return Partial(energy, None, None, node_energy.detach())
+        with self.timer.phase("model"):
+            # A rank whose rows see no ghost must take part in every reverse exchange all the same.
+            total = energy.sum() + sum(t.reshape(-1)[:0].sum() for t in (local, *exchanged))
+            grads = torch.autograd.grad(total, targets, allow_unused=True)
+        forces = torch.zeros_like(owned) if grads[0] is None else grads[0].neg()
+        virial = None
+        if "stress" in wanted:
+            virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
+        return Partial(energy.detach(), forces.detach(), virial, node_energy.detach())
+
+    def _forward(
+        self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        domain = self.domain
+        context = DomainContext(self.mesh.size > 1, self.mesh, domain.plan, self.config.strategy)
+        if context.exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
+            local = ShardTensor.wrap(
+                local, spec=self.spec, meta=self._halo, config=self._halo_config, n_systems=sharded.n_systems,
+                kind=RowKind.LOCAL,
+            )
+        batch = LocalBatch(
+            positions=local,
+            cell=cell,
+            pbc=sharded.pbc,
+            numbers=domain.numbers,
+            system=domain.system,
+            ids=domain.ids,
+            n_owned=domain.plan.n_owned,
+            neighbors=domain.neighbors,
+            fields=domain.fields,
+            requested=wanted,
+        )
+        with enter_context(context), collect_exchanges(context.exchanged):
+            out = self.model.forward(batch)
+        return {name: to_local(t) for name, t in out.items()}, context.exchanged
+
+    def _by_system(self, node_energy: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
+        """Sum energies of owned rows by system, in float64 (S,)."""
+        if sharded.n_systems == 1:
+            return node_energy.double().sum()[None]
+        zero = node_energy.new_zeros(sharded.n_systems, dtype=torch.float64)
+        return zero.index_add(0, sharded.system, node_energy.double())
+
+    # -- reports -------------------------------------------------------------------------------------------
+
+    def report(self) -> list[dict[str, int]]:
+        """Return owned, ghost and edge counts of every rank (collective)."""
+        plan = self.domain.plan
+        mine = [plan.n_owned, plan.n_ghost, self.domain.neighbors.n_edges]
+        return [
+            {"rank": rank, "owned": owned, "ghost": ghost, "edges": edges}
+            for rank, (owned, ghost, edges) in enumerate(self.mesh.all_gather_ints(mine))
+        ]

@@ -1,0 +1,243 @@
+"""A rank's domain: its rows, its ghosts and their neighbour list, from one rebuild to the next.
+
+`DomainBuilder.build` moves rows to their owners, chooses ghosts, lists neighbours, drops ghosts that no edge uses
+and makes the halo plan. Everything that an evaluation needs and that doesn't change until the next rebuild is in
+`Domain`.
+
+Invariant: a build is collective and decides everything from data that all ranks share.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from nvdd_core.comm import HaloPlan, Mesh
+from nvdd_core.errors import NumericalError
+from nvdd_core.graph import NeighborList, build_neighbors
+from nvdd_core.partition import (
+    Bisection,
+    Bounds,
+    Box,
+    Frame,
+    Grid,
+    IndexBlocks,
+    Partitioner,
+    RowPacker,
+    Rows,
+    all_remote_rows,
+    ghost_destinations,
+    reshard_by_destination,
+    segment_bounds,
+)
+from nvdd_core.runtime.config import DomainConfig
+from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.runtime.timer import PhaseTimer
+from nvdd_core.spec import StrategyKind
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What stays fixed between two rebuilds.
+
+    Attributes
+    ----------
+    version : int
+        `ShardedBatch.version` that this belongs to.
+    box : Box
+    cell : Tensor, shape (S, 3, 3)
+        The batch's own cell at the rebuild.
+    plan : HaloPlan
+    neighbors : NeighborList
+    offset : Tensor, shape (n_owned, 3), float64
+        Raw position minus folded position.
+    reference : Tensor, shape (n_owned, 3), float64
+        Raw positions at the rebuild.
+    numbers, system, ids : Tensor, shape (n_local,), int64
+    fields : dict of str to Tensor, each (n_local, *F)
+    """
+
+    version: int
+    box: Box
+    cell: torch.Tensor
+    plan: HaloPlan
+    neighbors: NeighborList
+    offset: torch.Tensor
+    reference: torch.Tensor
+    numbers: torch.Tensor
+    system: torch.Tensor
+    ids: torch.Tensor
+    fields: dict[str, torch.Tensor]
+
+
+class DomainBuilder:
+    """Builds domains for one model's cutoff and number of layers."""
+
+    def __init__(
+        self, config: DomainConfig, mesh: Mesh, cutoff: float, layers: int, neighbor_form: str, timer: PhaseTimer
+    ) -> None:
+        self.config, self.mesh, self.timer = config, mesh, timer
+        self.list_cutoff = config.list_cutoff(cutoff)
+        self.width = config.width(cutoff, layers)
+        self._form = neighbor_form
+        self._partitioner: Partitioner | None = None
+        self._shape = (0, 0)
+        if config.grid_dims is not None:
+            Grid(config.grid_dims, mesh.size)
+
+    def build(self, sharded: ShardedBatch) -> Domain:
+        """Bring `sharded` up to date in place and return its new domain (collective).
+
+        Raises
+        ------
+        NumericalError
+            On every rank, if a position is not finite; names the atom.
+        """
+        with self.timer.phase("rebuild", rare=True):
+            box = Box.from_cells(sharded.cell, sharded.pbc)
+            frame, counts = self._frame(sharded, box)
+            frac = self._migrate(sharded, frame, counts)
+            frac, offset = frame.fold(sharded.positions, sharded.system)
+            send_index, send_splits = self._ghosts(sharded, frac, frame)
+            table = self.mesh.all_gather_ints(send_splits)
+            recv_splits = tuple(row[self.mesh.rank] for row in table)
+            local = self._exchange_static(
+                sharded, frac, sharded.positions - offset, send_index, send_splits, recv_splits
+            )
+        with self.timer.phase("neighbor_list", rare=True):
+            neighbors = self._neighbors(local, frame, sharded.n_owned)
+        with self.timer.phase("rebuild", rare=True):
+            keep = neighbors.used_rows()
+            if self.config.strategy is StrategyKind.GRAPH_PARTITION:
+                keep = torch.ones_like(keep)  # every remote row is a ghost, whether our list uses it or not
+            send_index, send_splits, recv_splits = self._prune(
+                keep[sharded.n_owned :], send_index, send_splits, recv_splits
+            )
+            if not bool(keep.all()):
+                local = {name: t[keep] for name, t in local.items()}
+                neighbors = neighbors.compact(keep)
+            plan = HaloPlan(self.mesh, sharded.n_owned, send_index, send_splits, recv_splits)
+        with self.timer.phase("neighbor_list", rare=True):
+            if self._form == "full":
+                neighbors = neighbors.full()
+        return Domain(
+            version=sharded.version,
+            box=box,
+            cell=sharded.cell.clone(),
+            plan=plan,
+            neighbors=neighbors,
+            offset=offset,
+            reference=sharded.positions.clone(),
+            numbers=local["numbers"],
+            system=local["system"],
+            ids=local["ids"],
+            fields={name: local[name] for name in sharded.extra},
+        )
+
+    def _frame(self, sharded: ShardedBatch, box: Box) -> tuple[Frame, list[int]]:
+        """Agree on the extent of the rows, on their counts, and that all positions are finite (collective)."""
+        n_systems = sharded.n_systems
+        bad = (~torch.isfinite(sharded.positions).all(1)).nonzero()[:, 0]
+        first = float(sharded.ids[bad].min()) if bad.numel() else -1.0
+        low, high = segment_bounds(box.fractional(sharded.positions, sharded.system), sharded.system, n_systems)
+        head = torch.tensor([float(bad.numel()), first, float(sharded.n_owned)], dtype=torch.float64)
+        told = self.mesh.all_gather_vector(torch.cat([head, low.cpu().flatten(), high.cpu().flatten()]))
+        if float(told[:, 0].sum()) > 0:
+            rank = int(told[:, 0].nonzero()[0, 0])
+            raise NumericalError(
+                f"rank {rank}: the position of atom {int(told[rank, 1])} is not finite "
+                f"({int(told[:, 0].sum())} such atoms in all); the run has blown up: check the structure for atoms "
+                "on top of each other, or take a smaller time step"
+            )
+        bounds = told[:, 3:].view(self.mesh.size, 2, n_systems, 3)
+        low, high = bounds[:, 0].amin(0), bounds[:, 1].amax(0)
+        frame = Frame.from_bounds(box, low.to(sharded.positions.device), high.to(sharded.positions.device))
+        return frame, [int(v) for v in told[:, 2]]
+
+    def _migrate(self, sharded: ShardedBatch, frame: Frame, counts: list[int]) -> torch.Tensor:
+        """Move rows to their owners and sort them in space (collective)."""
+        frac, _ = frame.fold(sharded.positions, sharded.system)
+        rows = Rows(frame.unit(frac, sharded.system), sharded.system, sharded.ids)
+        shape = (sharded.n_global, sharded.n_systems)
+        if self._partitioner is None or shape != self._shape:
+            self._partitioner, self._shape = self._make_partitioner(sharded), shape
+            self._partitioner.fit(rows, frame.lengths(), self.mesh)
+        elif max(counts) * self.mesh.size > self._partitioner.refit_above() * sum(counts) + self.mesh.size:
+            self._partitioner.fit(rows, frame.lengths(), self.mesh)
+        moved = reshard_by_destination(
+            {**sharded.rows, "_frac": frac}, self._partitioner.assign(rows), self.mesh
+        )
+        order = self._spatial_order(moved["_frac"], moved["system"], frame)
+        sharded.replace_rows({name: t.index_select(0, order) for name, t in moved.items()})
+        return moved["_frac"].index_select(0, order)
+
+    def _spatial_order(self, frac: torch.Tensor, system: torch.Tensor, frame: Frame) -> torch.Tensor:
+        """Order rows by bins of half a cutoff, so that neighbours lie near each other in memory."""
+        bins = torch.floor((frac - frame.low[system]) * frame.box.heights[system] * (2.0 / self.list_cutoff))
+        n = 1024.0
+        x, y, z = bins.clamp(0.0, n - 1).unbind(1)
+        return torch.argsort(((system.double() * n + x) * n + y) * n + z, stable=True)
+
+    def _make_partitioner(self, sharded: ShardedBatch) -> Partitioner:
+        if self.config.strategy is StrategyKind.GRAPH_PARTITION:
+            return IndexBlocks(sharded.n_global, self.mesh.size)
+        if self.config.grid_dims is not None:
+            return Grid(self.config.grid_dims, self.mesh.size)
+        return Bisection(sharded.n_global, sharded.n_systems, self.mesh.size)
+
+    def _ghosts(
+        self, sharded: ShardedBatch, frac: torch.Tensor, frame: Frame
+    ) -> tuple[torch.Tensor, tuple[int, ...]]:
+        if self.config.strategy is StrategyKind.GRAPH_PARTITION:
+            return all_remote_rows(sharded.n_owned, self.mesh, frac.device)
+        bounds = Bounds.gather(frac, sharded.system, sharded.n_systems, self.mesh)
+        return ghost_destinations(frac, sharded.system, bounds, frame, self.width, self.mesh)
+
+    def _exchange_static(
+        self,
+        sharded: ShardedBatch,
+        frac: torch.Tensor,
+        folded: torch.Tensor,
+        send_index: torch.Tensor,
+        send_splits: tuple[int, ...],
+        recv_splits: tuple[int, ...],
+    ) -> dict[str, torch.Tensor]:
+        """Return the local rows of everything that doesn't change until the next rebuild (collective)."""
+        names = ("numbers", "system", "ids", *sharded.extra)
+        owned = {"folded": folded, "frac": frac, **{name: sharded.rows[name] for name in names}}
+        if self.mesh.size == 1:
+            return owned
+        packer = RowPacker(owned)
+        ghosts = packer.unpack(
+            self.mesh.all_to_all_rows(packer.pack(owned, send_index), send_splits, recv_splits, kind="static")
+        )
+        return {name: torch.cat([t, ghosts[name]]) for name, t in owned.items()}
+
+    def _neighbors(self, local: dict[str, torch.Tensor], frame: Frame, n_owned: int) -> NeighborList:
+        wide = self.config.strategy is StrategyKind.WIDE_HALO
+        return build_neighbors(
+            local["folded"],
+            local["frac"],
+            local["system"],
+            frame,
+            n_owned,
+            self.list_cutoff,
+            n_receivers=local["folded"].shape[0] if wide else None,
+        )
+
+    def _prune(
+        self,
+        keep: torch.Tensor,
+        send_index: torch.Tensor,
+        send_splits: tuple[int, ...],
+        recv_splits: tuple[int, ...],
+    ) -> tuple[torch.Tensor, tuple[int, ...], tuple[int, ...]]:
+        """Tell owners which of their rows are used here and drop the others from the plan (collective)."""
+        if self.mesh.size == 1:
+            return send_index, send_splits, recv_splits
+        wanted = self.mesh.all_to_all_rows(keep.byte(), recv_splits, send_splits, kind="static").bool()
+        sent = tuple(int(part.sum()) for part in wanted.split(list(send_splits)))
+        received = tuple(int(part.sum()) for part in keep.split(list(recv_splits)))
+        return send_index[wanted], sent, received

@@ -1,0 +1,63 @@
+"""What a plugin's loader returns: the model contract.
+
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from nvdd_core.runtime.batch import LocalBatch
+from nvdd_core.runtime.mlip_spec import MLIPSpec
+from nvdd_core.spec import StrategyKind
+
+
+class Model(Protocol):
+    """An interatomic potential.
+
+    Attributes
+    ----------
+    cutoff : float
+        Angstrom; edges are as long as this at most.
+    dtype : torch.dtype
+        float32 or float64.
+    device : torch.device
+    outputs : frozenset of str
+        What it can give, of energy, forces, stress, node_energy.
+    layers : int
+        Message-passing layers; 1 for a pair potential.
+    neighbor_form : str
+        ``half`` or ``full``, see `nvdd_core.graph.NeighborList`.
+    """
+
+    @property
+    def cutoff(self) -> float: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def outputs(self) -> frozenset[str]: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def neighbor_form(self) -> str: ...
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        """Return what the model needs under `strategy`; raises SpecError where it can't run so."""
+
+    def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
+        """Raise InputError naming the first atom (of `ids`) whose element the model lacks."""
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        """Evaluate this rank's share.
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``node_energy`` (n_owned,) or (n_local,), eV, differentiable; or, with ForceStrategy.DIRECT, what
+            ``batch.requested`` asks of ``node_energy``, ``forces`` (n_owned, 3) and ``virial`` (S, 3, 3), the
+            derivative of this rank's partial energy with respect to a strain.
+        """

@@ -1,0 +1,67 @@
+"""Seconds per phase of a step.
+
+On a CPU every step is timed. On a GPU timing needs events, so only steps that the caller marks are timed and the
+sums are scaled up; no step waits for the device.
+
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+PHASES = ("rebuild", "neighbor_list", "exchange", "model", "reduce", "integrate", "write")
+
+
+class PhaseTimer:
+    """Accumulates wall seconds by phase; `phase` may not be nested."""
+
+    def __init__(self, device: torch.device, sample_every: int = 16) -> None:
+        self._cuda = device.type == "cuda"
+        self._every = sample_every if self._cuda else 1
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+        self._step = 0
+        self._sampling = True
+
+    def next_step(self) -> None:
+        """Tell that a step begins."""
+        self._step += 1
+        self._sampling = self._step % self._every == 0 or not self._cuda
+
+    @contextmanager
+    def phase(self, name: str, *, rare: bool = False) -> Iterator[None]:
+        """Time the body under `name`; `rare` phases (rebuild, write) wait for the device and are never sampled."""
+        if self._cuda and not rare:
+            if not self._sampling:
+                yield
+                return
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            yield
+            end.record()
+            self._events.append((name, begin, end))
+            return
+        start = time.perf_counter()
+        yield
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._seconds[name] += time.perf_counter() - start
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds by phase so far (waits for the device)."""
+        if self._events:
+            torch.cuda.synchronize()
+            for name, begin, end in self._events:
+                self._seconds[name] += begin.elapsed_time(end) * 1e-3 * self._every
+            self._events.clear()
+        return dict(self._seconds)
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.seconds()
+        self._seconds = dict.fromkeys(PHASES, 0.0)

@@ -1,0 +1,50 @@
+"""Whether and how the forward pass is compiled: `CompilePolicy`.
+
+Layer: spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nvdd_core.errors import SpecError
+from nvdd_core.spec.base import Decode, SpecData, decode_value
+
+
+@dataclass(frozen=True)
+class CompilePolicy(SpecData):
+    """How a model's forward pass is compiled where a run asks for it.
+
+    Attributes
+    ----------
+    supported : bool
+        Whether the model can be compiled at all.
+    backend : str
+        Name of the compiler backend.
+    fullgraph : bool
+        Whether a graph break is an error.
+    growth : float
+        Padded sizes grow by this factor when rows or edges no longer fit, so that shapes seldom change; above 1.
+    """
+
+    READERS: ClassVar[Mapping[str, Decode]] = {
+        "supported": decode_value(bool),
+        "backend": decode_value(str),
+        "fullgraph": decode_value(bool),
+        "growth": decode_value(int, float),
+    }
+
+    supported: bool = False
+    backend: str = "inductor"
+    fullgraph: bool = True
+    growth: float = 1.25
+
+    def __post_init__(self) -> None:
+        self._require("supported", bool)
+        self._require("backend", str)
+        self._require("fullgraph", bool)
+        self._require("growth", (int, float))
+        if not 1.0 < self.growth < float("inf"):
+            raise SpecError(f"CompilePolicy.growth: expected a finite factor above 1, found {self.growth!r}")

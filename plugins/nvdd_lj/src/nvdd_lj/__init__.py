@@ -1,0 +1,3 @@
+"""Lennard-Jones for nvdd. Import what you need from the modules; the model is `nvdd_lj.model:load`."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,79 @@
+"""Starting Warp quietly, and handing it torch's device, stream and tensors.
+
+Key objects: `start_warp`, `warp_device`, `warp_stream`, `descriptor`. Invariant: Warp is started on first
+use of a kernel, never on import, and says nothing a user of nvdd has no use for. Layer: plugin.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from functools import cache
+from typing import Any
+
+import torch
+import warp as wp
+
+_NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
+
+
+@cache
+def start_warp() -> None:
+    """Initialise Warp once per process, without its banner."""
+    if wp.config.log_level == wp.LOG_INFO:
+        wp.config.log_level = wp.LOG_WARNING
+    if torch.cuda.is_available():
+        wp.init()
+    else:
+        _without_driver_warning()
+
+
+def warp_device(device: torch.device) -> Any:
+    """Warp's name of a torch device."""
+    start_warp()
+    return wp.device_from_torch(device)
+
+
+def warp_stream(device: torch.device) -> Any:
+    """Warp's handle of torch's current stream, None on the CPU."""
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.current_stream(device)
+    return _stream(stream.cuda_stream, stream)
+
+
+def descriptor(tensor: torch.Tensor, dtype: Any) -> Any:
+    """Describe a contiguous tensor to a recorded launch; far cheaper than a Warp array."""
+    return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+
+
+_streams: dict[int, Any] = {}
+
+
+def _stream(handle: int, stream: torch.cuda.Stream) -> Any:
+    if handle not in _streams:
+        _streams[handle] = wp.stream_from_torch(stream)
+    return _streams[handle]
+
+
+def _without_driver_warning() -> None:
+    """Start Warp on a machine without a GPU; its native part prints a warning that no setting silences."""
+    sys.stderr.flush()
+    try:
+        saved = os.dup(2)
+    except OSError:  # the process has no stderr
+        wp.init()
+        return
+    with tempfile.TemporaryFile() as text:
+        os.dup2(text.fileno(), 2)
+        try:
+            wp.init()
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            text.seek(0)
+            kept = b"".join(line for line in text if _NO_DRIVER not in line)
+            if kept:
+                os.write(2, kept)

@@ -1,0 +1,182 @@
+"""`nvdd run` as a user sees it: the files it leaves, what it refuses, and that the rank count changes nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import ase.io
+import ase.units
+import numpy as np
+import pytest
+
+from nvdd_core.cli import output
+from nvdd_core.cli.progress import ProgressHook, ns_per_day
+
+from .conftest import Nvdd, fcc
+
+QUICK = ["--model", "fake", "--dt", "0.2", "--skin", "0.3", "--device", "cpu"]
+
+
+def structure(nvdd: Nvdd, *, moving: bool = False) -> Path:
+    atoms = fcc(2)
+    if moving:
+        atoms.set_velocities(np.outer(np.sin(np.arange(len(atoms))), [1.0, -0.5, 0.25]) * 0.01)
+    path = nvdd.folder / "argon.xyz"
+    ase.io.write(path, atoms, format="extxyz")
+    return path
+
+
+def log_of(folder: Path) -> list[dict[str, float]]:
+    with (folder / output.LOG).open() as file:
+        return [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+
+
+def run(nvdd: Nvdd, *args: object) -> Path:
+    """Run in this process into ``out`` and return that folder."""
+    assert nvdd.here("run", "--structure", structure(nvdd), *QUICK, "--output", "out", *args) == 0
+    return nvdd.folder / "out"
+
+
+def test_files_of_a_run(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = run(
+        nvdd, "--steps", 25, "--temperature", 60.0, "--log-every", 10, "--trajectory-every", 10, "--checkpoint-every", 20
+    )  # fmt: skip
+    assert {path.name for path in folder.iterdir()} == set(output.OURS)
+    assert [row["step"] for row in log_of(folder)] == [0, 10, 20, 25]
+    assert log_of(folder)[0]["temperature"] == pytest.approx(60.0, rel=1e-12)
+    frames = ase.io.read(folder / output.TRAJECTORY, index=":")
+    assert len(frames) == 3
+    final = ase.io.read(folder / output.FINAL)
+    assert len(final) == 32
+    assert np.abs(final.positions - frames[-1].positions).max() > 0.0
+    assert (folder / output.PLOT).read_bytes().startswith(b"\x89PNG")
+    summary = json.loads((folder / output.SUMMARY).read_text())
+    phases = {"rebuild", "neighbor_list", "exchange", "model", "reduce", "integrate", "write"}
+    assert phases <= set(summary["ranks"][0]["phases_s"])
+    assert (summary["steps"], summary["n_atoms"], summary["run"]["model"]) == (25, 32, "fake")
+    assert summary["ranks"][0]["phases_s"]["model"] > 0.0
+    said = capfd.readouterr()
+    assert "25 steps" in said.out
+    assert "step 25/25" in said.err
+
+
+def test_energy_is_kept(nvdd: Nvdd) -> None:
+    rows = log_of(run(nvdd, "--steps", 100, "--temperature", 60.0, "--dt", 0.05))
+    totals = [row["total"] for row in rows]
+    assert max(totals) - min(totals) < 1e-3 * (max(row["kinetic"] for row in rows))
+
+
+def test_run_file_and_flags(nvdd: Nvdd) -> None:
+    structure(nvdd)
+    (nvdd.folder / "job").mkdir()
+    (nvdd.folder / "job" / "run.toml").write_text(
+        'structure = "../argon.xyz"\nmodel = "fake"\noutput = "out"\nsteps = 50\ndt = 0.2\nskin = 0.3\n'
+        'device = "cpu"\ntemperature = 30.0\n[option]\ncutoff = 2.0\nepsilon = 0.5\n'
+    )
+    assert nvdd.here("run", "job/run.toml", "--steps", 5, "--option", "cutoff=2.2") == 0
+    folder = nvdd.folder / "job" / "out"
+    summary = json.loads((folder / output.SUMMARY).read_text())
+    assert summary["steps"] == 5
+    assert summary["run"]["option"] == {"cutoff": 2.2, "epsilon": 0.5}
+    # The resolved file repeats the run, bit by bit.
+    assert nvdd.here("run", folder / output.RESOLVED, "--output", "again") == 0
+    assert (nvdd.folder / "again" / output.LOG).read_text() == (folder / output.LOG).read_text()
+
+
+def test_velocities_of_the_file_are_used(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    path = structure(nvdd, moving=True)
+    assert (
+        nvdd.here("run", "--structure", path, *QUICK, "--steps", 0, "--temperature", 9.0, "--output", "out")
+        == 0
+    )
+    atoms = ase.io.read(path)
+    assert log_of(nvdd.folder / "out")[0]["kinetic"] == pytest.approx(atoms.get_kinetic_energy(), rel=1e-6)
+    assert "velocities come from the structure file" in capfd.readouterr().err
+
+
+def test_without_velocities_and_temperature_atoms_start_at_rest(
+    nvdd: Nvdd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert log_of(run(nvdd, "--steps", 0))[0]["kinetic"] == 0.0
+    assert "start at rest" in capfd.readouterr().err
+
+
+def test_rank_count_changes_nothing(nvdd: Nvdd) -> None:
+    args = ["--ensemble", "nvt-langevin", "--temperature", 60.0, "--steps", 60, "--seed", 5]
+    one = run(nvdd, *args)
+    done = nvdd.process(
+        "run", "--structure", "argon.xyz", *QUICK, "--output", "two", "--ranks", 2, *args
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "on 2 ranks" in done.stdout
+    two = nvdd.folder / "two"
+    for a, b in zip(log_of(one), log_of(two), strict=True):
+        assert a == pytest.approx(b, rel=1e-9, abs=1e-9)
+    difference = ase.io.read(one / output.FINAL).positions - ase.io.read(two / output.FINAL).positions
+    assert np.abs(difference).max() < 1e-7
+    ranks = json.loads((two / output.SUMMARY).read_text())["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert sum(rank["owned"] for rank in ranks) == 32
+
+
+def test_output_is_not_overwritten_unasked(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = run(nvdd, "--steps", 2)
+    mine = folder / "notes.txt"
+    mine.write_text("keep me")
+    before = (folder / output.LOG).read_bytes()
+    capfd.readouterr()
+    args = ["run", "--structure", "argon.xyz", *QUICK, "--output", "out", "--steps", 3]
+    assert nvdd.here(*args) == 2
+    assert "--overwrite" in capfd.readouterr().err
+    assert (folder / output.LOG).read_bytes() == before
+    assert nvdd.here(*args, "--overwrite", "--trajectory-every", 0) == 0
+    assert mine.read_text() == "keep me"
+    assert not (folder / output.TRAJECTORY).exists()
+
+
+def test_a_run_never_deletes_its_own_input(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = run(nvdd, "--steps", 2)
+    final = folder / output.FINAL
+    assert nvdd.here("run", "--structure", final, *QUICK, "--output", "out", "--overwrite") == 2
+    assert "holds the structure file" in capfd.readouterr().err
+    assert final.exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (["--ensemble", "nvt-langevin"], 2, "needs a temperature"),
+        (["--steps", "-1"], 2, "--steps"),
+        (["--option", "fail=blow"], 1, "not finite"),
+        (["--option", "fail=refuse"], 2, "not for you"),
+        (["--output", "argon.xyz"], 2, "is not a folder"),
+    ],
+)
+def test_mistakes(
+    nvdd: Nvdd, capfd: pytest.CaptureFixture[str], args: list[str], code: int, said: str
+) -> None:
+    structure(nvdd)
+    assert nvdd.here("run", "--structure", "argon.xyz", *QUICK, *args) == code
+    assert said in capfd.readouterr().err
+    assert not (nvdd.folder / "runs").exists()  # what can't be run leaves no output
+
+
+def test_what_blows_up_says_so(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    structure(nvdd)
+    args = ["--steps", 500, "--temperature", 1e9, "--dt", 50.0]
+    assert nvdd.here("run", "--structure", "argon.xyz", "--model", "fake", "--device", "cpu", *args) == 1
+    assert "not finite" in capfd.readouterr().err
+
+
+def test_speed() -> None:
+    assert ns_per_day(100.0, 2.0) == pytest.approx(17.28)
+
+
+def test_progress_needs_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    import sys
+
+    hook = ProgressHook(10, 1.0, 5, sys.stderr)
+    hook.close()
+    assert capsys.readouterr().err == ""
