@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -191,7 +192,7 @@ def read_run_file(path: Path) -> dict[str, Any]:
             )
     for key in _PATH_KEYS:
         if isinstance(values.get(key), str):
-            values[key] = str(path.parent / values[key])
+            values[key] = os.path.normpath(path.parent / values[key])
     return values
 
 

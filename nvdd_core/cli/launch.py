@@ -2,7 +2,7 @@
 
 `execute` decides. In a group started by ``torchrun`` or ``srun``, and for one rank, the work runs in this
 process. Otherwise torch's elastic launcher starts one worker per rank (`nvdd_core.cli.worker`), each of which
-leaves a record of its failure in a launch folder, and `root_cause` makes one error of them.
+leaves a record of its failure in a launch folder, from which `failures.root_cause` makes one error.
 
 Invariant: whichever way the work ends, no worker outlives the command and the launch folder is removed.
 Layer: cli.
@@ -19,51 +19,25 @@ import signal
 import socket
 import sys
 import tempfile
-import time
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nvdd_core import errors
 from nvdd_core.cli.config import EvaluateJob, JobConfig, RunJob
-from nvdd_core.errors import InputError, NvddError, RankLostError
+from nvdd_core.cli.failures import (
+    FailureRecord,
+    first_line,
+    read_records,
+    root_cause,
+    wait_for_records,
+    write_record,
+)
+from nvdd_core.errors import InputError, NvddError
 
 _KINDS: dict[str, type[JobConfig]] = {kind.__name__: kind for kind in (EvaluateJob, RunJob)}
-_RANK = re.compile(r"rank \d+")
 _WORKER = Path(__file__).with_name("worker.py")
 _JOB_FILE = "job.json"
-# A worker that failed waits this long for the others' records, so that --debug shows every rank's traceback.
-_GATHER_S = 1.0
-# The launcher resorts to SIGKILL only after this long, so an earlier one came from elsewhere.
-_LAUNCHER_PATIENCE_S = 15.0
-
-
-@dataclass(frozen=True)
-class FailureRecord:
-    """How the work failed on one rank."""
-
-    rank: int
-    type: str
-    message: str
-    exit_code: int
-    traceback: str
-    time: float
-
-    @classmethod
-    def of(cls, rank: int, exc: BaseException) -> FailureRecord:
-        """Describe `exc` as raised on `rank`."""
-        code = exc.exit_code if isinstance(exc, NvddError) else 1
-        text = "".join(traceback.format_exception(exc))
-        return cls(rank, type(exc).__name__, str(exc), code, text, time.time())
-
-    def is_echo(self) -> bool:
-        """Return whether this rank only repeats what happened on another one."""
-        head = self.message.partition(": ")[0]
-        repeats = _RANK.fullmatch(head) is not None and head != f"rank {self.rank}"
-        return repeats or self.type in {"RankLostError", "PeerError"}
 
 
 def found_group(env: Mapping[str, str] | None = None) -> tuple[int, int] | None:
@@ -135,7 +109,7 @@ def perform(task: str, job: JobConfig, rank: int | None = None) -> None:
         raise
     except Exception as exc:
         where = "" if rank is None else f"rank {rank}: "
-        raise NvddError(f"{where}{type(exc).__name__}: {_first_line(str(exc))}") from exc
+        raise NvddError(f"{where}{type(exc).__name__}: {first_line(str(exc))}") from exc
 
 
 # -- the starting process ----------------------------------------------------------------------------------
@@ -196,7 +170,7 @@ def _elastic(ranks: int, folder: Path) -> dict[int, tuple[int, float]] | None:
             raise KeyboardInterrupt from None
         raise SystemExit(128 + int(exc.sigval)) from None
     except (RuntimeError, OSError) as exc:
-        raise NvddError(f"could not start {ranks} worker processes: {_first_line(str(exc))}") from exc
+        raise NvddError(f"could not start {ranks} worker processes: {first_line(str(exc))}") from exc
     return None
 
 
@@ -276,78 +250,6 @@ def _show_cursor() -> None:
         sys.stderr.write("\x1b[?25h\n")
 
 
-# -- what went wrong -----------------------------------------------------------------------------------------
-
-
-def read_records(folder: Path) -> list[FailureRecord]:
-    """Return the records of failed ranks in a launch folder, by rank."""
-    records = [FailureRecord(**json.loads(path.read_text("utf-8"))) for path in folder.glob("failure-*.json")]
-    return sorted(records, key=lambda record: record.rank)
-
-
-def root_cause(records: Sequence[FailureRecord], failures: Mapping[int, tuple[int, float]]) -> NvddError:
-    """Make one error of what is known about a failed group.
-
-    Parameters
-    ----------
-    records : sequence of FailureRecord
-        What the ranks themselves wrote.
-    failures : mapping
-        Rank to (exit code, time); a negative code is the number of the signal that ended the rank.
-
-    Returns
-    -------
-    NvddError
-        Of the recorded type where that is one of nvdd's own.
-    """
-    by_time = sorted(records, key=lambda record: record.time)
-    first = next((record for record in by_time if not record.is_echo()), None)
-    recorded = {record.rank for record in records}
-    silent = {rank: end for rank, end in failures.items() if rank not in recorded}
-    # SIGTERM is what the launcher sends to the others once one rank has failed.
-    killed = {rank: end for rank, end in silent.items() if end[0] < 0 and -end[0] != signal.SIGTERM}
-    if killed:
-        rank, (code, when) = min(killed.items(), key=lambda item: (item[1][1], item[0]))
-        if first is None or first.time + _LAUNCHER_PATIENCE_S > when:
-            return RankLostError(_killed(rank, -code))
-    left = {rank: end for rank, end in silent.items() if end[0] > 0}
-    if first is None and left:
-        rank = min(left)
-        return RankLostError(
-            f"rank {rank}: the process ended with exit code {left[rank][0]} and gave no reason"
-        )
-    if first is None and by_time:
-        first = by_time[0]
-    if first is not None:
-        return rebuilt(first)
-    rank = min(silent, default=0)
-    return RankLostError(_killed(rank, -silent[rank][0]) if silent else "a worker process failed")
-
-
-def rebuilt(record: FailureRecord) -> NvddError:
-    """Return a record as an error of one line that names the rank."""
-    own = vars(errors).get(record.type)
-    head, _, message = record.message.partition(": ")
-    if not _RANK.fullmatch(head):
-        head, message = f"rank {record.rank}", record.message
-    if isinstance(own, type) and issubclass(own, NvddError):
-        return own(f"{head}: {' '.join(message.split())}")
-    return NvddError(f"{head}: {record.type}: {_first_line(message)}")
-
-
-def _killed(rank: int, number: int) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = "unknown"
-    hint = "; the system may have run out of memory" if number == signal.SIGKILL else ""
-    return f"rank {rank} was killed by signal {number} ({name}){hint}"
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "(no message)"
-
-
 # -- the worker process --------------------------------------------------------------------------------------
 
 
@@ -360,20 +262,7 @@ def work(folder: Path) -> int:
     except BaseException as exc:
         if isinstance(exc, SystemExit) and exc.code in {0, None}:
             return 0
-        _write_record(folder, FailureRecord.of(rank, exc))
-        _wait_for_records(folder, int(order["ranks"]))
+        write_record(folder, FailureRecord.of(rank, exc))
+        wait_for_records(folder, int(order["ranks"]))
         return max(1, FailureRecord.of(rank, exc).exit_code)
     return 0
-
-
-def _write_record(folder: Path, record: FailureRecord) -> None:
-    path = folder / f"failure-{record.rank}.json"
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(asdict(record)), encoding="utf-8")
-    aside.rename(path)
-
-
-def _wait_for_records(folder: Path, ranks: int) -> None:
-    end = time.monotonic() + _GATHER_S
-    while time.monotonic() < end and len(list(folder.glob("failure-*.json"))) < ranks:
-        time.sleep(0.02)

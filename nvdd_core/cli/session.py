@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import cast
 
 import ase
-import ase.io
 import torch
 
 from nvdd_core.cli.config import JobConfig
@@ -142,6 +141,8 @@ def read_systems(path: Path, index: str) -> list[ase.Atoms]:
     InputError
         When ASE can't read it or it has no such system.
     """
+    import ase.io  # half a second, which only the rank that reads should spend
+
     require_file(path, "structure file")
     try:
         found = ase.io.read(path, index=index, do_not_split_by_at_sign=True)

@@ -41,7 +41,11 @@ class Fault:
 
     def error(self) -> BaseException:
         """Rebuild the error, naming the rank where it happened."""
-        text = self.message if self.message.startswith(f"rank {self.rank}:") else f"rank {self.rank}: {self.message}"
+        text = (
+            self.message
+            if self.message.startswith(f"rank {self.rank}:")
+            else f"rank {self.rank}: {self.message}"
+        )
         known = {**vars(builtins), **vars(errors)}.get(self.type)
         if isinstance(known, type) and issubclass(known, BaseException):
             try:

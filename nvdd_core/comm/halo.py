@@ -25,7 +25,11 @@ from nvdd_core.comm.mesh import Mesh, mesh_by_id
 
 @torch.library.custom_op("nvdd::halo_forward", mutates_args=())
 def halo_forward(
-    owned: torch.Tensor, send_index: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
+    owned: torch.Tensor,
+    send_index: torch.Tensor,
+    send_splits: list[int],
+    recv_splits: list[int],
+    mesh_id: int,
 ) -> torch.Tensor:
     """Return ``[owned | ghost]`` from the owned rows (collective)."""
     n_owned = owned.shape[0]
@@ -40,14 +44,22 @@ def halo_forward(
 
 @halo_forward.register_fake
 def _(
-    owned: torch.Tensor, send_index: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
+    owned: torch.Tensor,
+    send_index: torch.Tensor,
+    send_splits: list[int],
+    recv_splits: list[int],
+    mesh_id: int,
 ) -> torch.Tensor:
     return owned.new_empty((owned.shape[0] + sum(recv_splits), *owned.shape[1:]))
 
 
 @torch.library.custom_op("nvdd::halo_reverse", mutates_args=())
 def halo_reverse(
-    local: torch.Tensor, send_index: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
+    local: torch.Tensor,
+    send_index: torch.Tensor,
+    send_splits: list[int],
+    recv_splits: list[int],
+    mesh_id: int,
 ) -> torch.Tensor:
     """Return owned rows with their ghosts' values summed in (collective)."""
     n_owned = local.shape[0] - sum(recv_splits)
@@ -60,7 +72,11 @@ def halo_reverse(
 
 @halo_reverse.register_fake
 def _(
-    local: torch.Tensor, send_index: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
+    local: torch.Tensor,
+    send_index: torch.Tensor,
+    send_splits: list[int],
+    recv_splits: list[int],
+    mesh_id: int,
 ) -> torch.Tensor:
     return local.new_empty((local.shape[0] - sum(recv_splits), *local.shape[1:]))
 

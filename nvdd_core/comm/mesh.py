@@ -36,7 +36,9 @@ def mesh_by_id(mesh_id: int) -> Mesh:
 class Pending:
     """A collective under way; `wait` returns its tensor, `host` its first numbers."""
 
-    def __init__(self, tensor: torch.Tensor, work: Any = None, finish: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, work: Any = None, finish: Callable[[], None] | None = None
+    ) -> None:
         self._tensor, self._work, self._finish = tensor, work, finish
         self._begun = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
@@ -142,7 +144,11 @@ class Mesh:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         with _peer_loss("the start of the process group"):
             dist.init_process_group(
-                backend, init_method=init_method, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s)
+                backend,
+                init_method=init_method,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
             )
         return Mesh.from_process_group(device=device)
 
@@ -153,7 +159,7 @@ class Mesh:
             dist.destroy_process_group()
         self.group = None
 
-    def store(self) -> dist.Store | None:
+    def store(self) -> torch._C._distributed_c10d.Store | None:
         """Return the key-value store that the ranks share, or None for one rank."""
         if self.size == 1 or not dist.is_initialized():
             return None

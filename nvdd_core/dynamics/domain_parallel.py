@@ -16,7 +16,15 @@ from collections.abc import Sequence
 import torch
 
 from nvdd_core.comm import Pending
-from nvdd_core.dynamics.hooks import Hook, HookContext, StepInfo, any_due, close_hooks, finish_hooks, run_hooks
+from nvdd_core.dynamics.hooks import (
+    Hook,
+    HookContext,
+    StepInfo,
+    any_due,
+    close_hooks,
+    finish_hooks,
+    run_hooks,
+)
 from nvdd_core.dynamics.integrators import Integrator
 from nvdd_core.dynamics.observables import degrees_of_freedom, kinetic_energy, pressure, temperature
 from nvdd_core.dynamics.state import MDState

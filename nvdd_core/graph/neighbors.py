@@ -70,7 +70,9 @@ class NeighborList:
     senders: torch.Tensor
     row_splits: torch.Tensor
     images: Images
-    _cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    _cache: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def image_rows(self) -> torch.Tensor:
@@ -146,7 +148,9 @@ class NeighborList:
         new_rows = torch.div(code, n_images, rounding_mode="floor")
         new_shifts = -self.image_shifts[code % n_images]
         # images of several rows share a shift, so equal (row, shift) can come from different images
-        unique, merge = torch.unique(torch.cat([new_rows[:, None], new_shifts], 1), dim=0, return_inverse=True)
+        unique, merge = torch.unique(
+            torch.cat([new_rows[:, None], new_shifts], 1), dim=0, return_inverse=True
+        )
         new_sender[moved] = self.n_local + int(self.image_rows.shape[0]) + merge[inverse]
         return rows.int(), new_sender.int(), unique[:, 0], unique[:, 1:]
 
@@ -210,7 +214,10 @@ class NeighborList:
             width = int(counts.max()) if counts.numel() else 0
             pad = edges.n_local + int(edges.image_rows.shape[0])
             out = edges.senders.new_full((edges.n_receivers, width), pad)
-            place = torch.arange(edges.senders.shape[0], device=out.device) - edges.row_splits.long()[edges.receivers.long()]
+            place = (
+                torch.arange(edges.senders.shape[0], device=out.device)
+                - edges.row_splits.long()[edges.receivers.long()]
+            )
             out[edges.receivers.long(), place] = edges.senders
             self._cache["matrix"] = (out, counts)
         return self._cache["matrix"]

@@ -96,7 +96,9 @@ def _complete(cell: torch.Tensor, periodic: list[bool], segment: int) -> torch.T
             )
     # The missing directions span the null space of the periodic vectors: the last right singular vectors.
     if len(axes) < 3:
-        basis = torch.linalg.svd(vectors, full_matrices=True)[2] if axes else torch.eye(3, dtype=torch.float64)
+        basis = (
+            torch.linalg.svd(vectors, full_matrices=True)[2] if axes else torch.eye(3, dtype=torch.float64)
+        )
         missing = [k for k in range(3) if k not in axes]
         full[missing] = basis[len(axes) :]
     return full

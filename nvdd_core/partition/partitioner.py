@@ -135,9 +135,7 @@ class Bisection:
         for level in self._levels:
             node = level.index(first.device)[first]
             key = self._key(rows, level.axes(first.device)[node])
-            first = torch.where(
-                key >= level.cuts(first.device)[node], level.right(first.device)[node], first
-            )
+            first = torch.where(key >= level.cuts(first.device)[node], level.right(first.device)[node], first)
         return first
 
     def fit(self, rows: Rows, lengths: torch.Tensor, mesh: Mesh) -> None:

@@ -92,7 +92,9 @@ class Batch:
             pbc=torch.as_tensor(np.stack([a.pbc for a in frames]), dtype=torch.bool),
             system=torch.repeat_interleave(torch.arange(len(frames)), counts),
             masses=_join([a.get_masses() for a in frames], np.float64),
-            velocities=_join([a.get_velocities() for a in frames], np.float64) / _ASE_TIME_FS if moving else None,
+            velocities=_join([a.get_velocities() for a in frames], np.float64) / _ASE_TIME_FS
+            if moving
+            else None,
             ids=torch.arange(n),
             fields={name: _join([a.arrays[name] for a in frames], None) for name in names},
         )
@@ -127,12 +129,18 @@ class Batch:
         """
         if len(self) == 0:
             raise InputError("the structure has no atoms; give at least one")
-        for name, rows in (("position", self.positions), ("velocity", self.velocities), ("mass", self.masses)):
+        for name, rows in (
+            ("position", self.positions),
+            ("velocity", self.velocities),
+            ("mass", self.masses),
+        ):
             if rows is not None:
                 _check_finite(name, rows, self.ids)
         if bool((self.masses <= 0).any()):
             bad = int(self.ids[(self.masses <= 0).nonzero()[0, 0]])
-            raise InputError(f"atom {bad} has mass {float(self.masses[self.ids == bad][0])}: give a positive mass")
+            raise InputError(
+                f"atom {bad} has mass {float(self.masses[self.ids == bad][0])}: give a positive mass"
+            )
         for s in range(self.n_systems):
             if not torch.isfinite(self.cell[s]).all():
                 raise InputError(

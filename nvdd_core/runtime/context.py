@@ -145,7 +145,7 @@ def system_sum(
     Tensor, shape (n_systems, *F)
     """
     context = current_dd_context()
-    values = to_local(values)
+    values, system = to_local(values), to_local(system)
     if context.plan is not None:
         values, system = values[: context.plan.n_owned], system[: context.plan.n_owned]
     out = values.new_zeros((n_systems, *values.shape[1:])).index_add(0, system, values)

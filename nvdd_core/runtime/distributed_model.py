@@ -65,7 +65,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Partial:
-    """This rank's share of the results, before any sum over ranks; shapes as in `Outputs`."""
+    """One rank's share of the results, before any sum over ranks; shapes as in `Outputs`."""
 
     energy: torch.Tensor | None
     forces: torch.Tensor | None
@@ -124,7 +124,7 @@ class DistributedModel:
         partial = self.compute(sharded, wanted)
         flag = None if fresh else self.moved_flag(sharded)
         totals = self.reduce(partial, flag).wait()
-        if flag is not None and not float(totals[0]) == 0.0:
+        if flag is not None and float(totals[0]) != 0.0:
             self.rebuild(sharded)
             partial = self.compute(sharded, wanted)
             totals = self.reduce(partial, None).wait()
@@ -183,7 +183,9 @@ class DistributedModel:
             return self._compute_direct(sharded, wanted)
         return self._compute_by_autograd(sharded, wanted)
 
-    def reduce(self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None) -> Pending:
+    def reduce(
+        self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None
+    ) -> Pending:
         """Begin the fused all-reduce of ``[flag, check, energy (S), virial (9 S), extra]`` (collective).
 
         ``check`` is zero unless a force is not finite.
@@ -285,17 +287,23 @@ class DistributedModel:
     ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         domain = self.domain
         context = DomainContext(self.mesh.size > 1, self.mesh, domain.plan, self.config.strategy)
+        system = domain.system
         if context.exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
             local = ShardTensor.wrap(
-                local, spec=self.spec, meta=self._halo, config=self._halo_config, n_systems=sharded.n_systems,
+                local,
+                spec=self.spec,
+                meta=self._halo,
+                config=self._halo_config,
+                n_systems=sharded.n_systems,
                 kind=RowKind.LOCAL,
             )
+            system = ShardTensor.promote(system, like=local, kind=RowKind.LOCAL)
         batch = LocalBatch(
             positions=local,
             cell=cell,
             pbc=sharded.pbc,
             numbers=domain.numbers,
-            system=domain.system,
+            system=system,
             ids=domain.ids,
             n_owned=domain.plan.n_owned,
             neighbors=domain.neighbors,

@@ -76,7 +76,13 @@ class DomainBuilder:
     """Builds domains for one model's cutoff and number of layers."""
 
     def __init__(
-        self, config: DomainConfig, mesh: Mesh, cutoff: float, layers: int, neighbor_form: str, timer: PhaseTimer
+        self,
+        config: DomainConfig,
+        mesh: Mesh,
+        cutoff: float,
+        layers: int,
+        neighbor_form: str,
+        timer: PhaseTimer,
     ) -> None:
         self.config, self.mesh, self.timer = config, mesh, timer
         self.list_cutoff = config.list_cutoff(cutoff)
@@ -141,7 +147,9 @@ class DomainBuilder:
         n_systems = sharded.n_systems
         bad = (~torch.isfinite(sharded.positions).all(1)).nonzero()[:, 0]
         first = float(sharded.ids[bad].min()) if bad.numel() else -1.0
-        low, high = segment_bounds(box.fractional(sharded.positions, sharded.system), sharded.system, n_systems)
+        low, high = segment_bounds(
+            box.fractional(sharded.positions, sharded.system), sharded.system, n_systems
+        )
         head = torch.tensor([float(bad.numel()), first, float(sharded.n_owned)], dtype=torch.float64)
         told = self.mesh.all_gather_vector(torch.cat([head, low.cpu().flatten(), high.cpu().flatten()]))
         if float(told[:, 0].sum()) > 0:

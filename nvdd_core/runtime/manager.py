@@ -24,7 +24,9 @@ def _environment_int(environ: Mapping[str, str], names: tuple[str, ...], default
             try:
                 return int(environ[name])
             except ValueError as exc:
-                raise InputError(f"environment variable {name} is {environ[name]!r}: expected an integer") from exc
+                raise InputError(
+                    f"environment variable {name} is {environ[name]!r}: expected an integer"
+                ) from exc
     return default
 
 
@@ -58,7 +60,7 @@ def resolve_device(spec: str | None = None, local_rank: int | None = None) -> to
     InputError
         If the device is unknown or missing, or there are more ranks than GPUs on this host.
     """
-    if spec in (None, "auto"):
+    if spec is None or spec == "auto":
         spec = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(spec)
@@ -69,8 +71,9 @@ def resolve_device(spec: str | None = None, local_rank: int | None = None) -> to
     if device.type != "cuda":
         raise InputError(f"device {spec!r} is not supported: expected cpu, cuda, cuda:K or auto")
     count = torch.cuda.device_count()
-    index = device.index
-    if index is None:
+    if ":" in spec:
+        index = device.index
+    else:
         index = resolve_local_rank() if local_rank is None else local_rank
     if index >= count:
         raise InputError(

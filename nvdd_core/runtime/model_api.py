@@ -33,17 +33,23 @@ class Model(Protocol):
     """
 
     @property
-    def cutoff(self) -> float: ...
+    def cutoff(self) -> float:
+        """See the class."""
     @property
-    def dtype(self) -> torch.dtype: ...
+    def dtype(self) -> torch.dtype:
+        """See the class."""
     @property
-    def device(self) -> torch.device: ...
+    def device(self) -> torch.device:
+        """See the class."""
     @property
-    def outputs(self) -> frozenset[str]: ...
+    def outputs(self) -> frozenset[str]:
+        """See the class."""
     @property
-    def layers(self) -> int: ...
+    def layers(self) -> int:
+        """See the class."""
     @property
-    def neighbor_form(self) -> str: ...
+    def neighbor_form(self) -> str:
+        """See the class."""
 
     def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
         """Return what the model needs under `strategy`; raises SpecError where it can't run so."""

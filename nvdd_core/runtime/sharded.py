@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 
@@ -138,7 +139,9 @@ class ShardedBatch:
         extra = tuple(name for name in rows if name not in _CORE)
         return cls(mesh, n, rows, cell.to(mesh.device), pbc.to(mesh.device), moving, extra=extra)
 
-    def iter_blocks(self, block_rows: int = _BLOCK_ROWS, names: tuple[str, ...] = ()) -> Iterator[Batch | None]:
+    def iter_blocks(
+        self, block_rows: int = _BLOCK_ROWS, names: tuple[str, ...] = ()
+    ) -> Iterator[Batch | None]:
         """Stream all rows to rank 0 in order of ids (collective; every rank must exhaust it).
 
         Parameters
@@ -156,7 +159,7 @@ class ShardedBatch:
         ids, order = torch.sort(self.ids)
         edges = torch.arange(0, self.n_global + block_rows, block_rows, device=ids.device)
         cuts = torch.searchsorted(ids, edges).tolist()
-        counts = self.mesh.all_gather_ints([b - a for a, b in zip(cuts[:-1], cuts[1:], strict=True)])
+        counts = self.mesh.all_gather_ints([b - a for a, b in pairwise(cuts)])
         packer = RowPacker({name: self.rows[name] for name in carried})
         for k in range(len(cuts) - 1):
             data = packer.pack(self.rows, order[cuts[k] : cuts[k + 1]])
@@ -200,7 +203,7 @@ def _send_block(
 ) -> torch.Tensor:
     """Send rows [start, stop) from rank 0 to the ranks whose blocks of ids hold them."""
     edges = [min(max(r * n // mesh.size, start), stop) for r in range(mesh.size + 1)]
-    share = [b - a for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    share = [b - a for a, b in pairwise(edges)]
     if source is not None:
         data = packer.pack({name: t[start:stop] for name, t in source.items()})
         send = share

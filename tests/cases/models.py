@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nvdd_core.runtime import LocalBatch, MLIPSpec, SPEC_MPNN_HALO, refresh_neighbors, scatter_to_owners
+from nvdd_core.runtime import SPEC_MPNN_HALO, LocalBatch, MLIPSpec, refresh_neighbors, scatter_to_owners
 from nvdd_core.spec import StrategyKind
 from tests.cases.oracle import CUTOFF
 

@@ -19,9 +19,7 @@ def directed_edges(
     h = np.where(periodic[:, None], h, np.eye(3)) if not periodic.all() else h
     inverse = np.linalg.inv(h)
     folded = x - np.where(periodic, np.floor(x @ inverse), 0.0) @ h
-    reach = [
-        int(np.ceil(cutoff * np.linalg.norm(inverse[:, k]))) + 1 if periodic[k] else 0 for k in range(3)
-    ]
+    reach = [int(np.ceil(cutoff * np.linalg.norm(inverse[:, k]))) + 1 if periodic[k] else 0 for k in range(3)]
     out_i, out_j, out_d = [], [], []
     for shift in itertools.product(*[range(-k, k + 1) for k in reach]):
         d = folded[None] + np.array(shift, float) @ h - folded[:, None]
@@ -76,7 +74,9 @@ def lj(pos: ArrayLike, cell: ArrayLike, pbc: ArrayLike, cutoff: float = CUTOFF) 
     return energy, forces, 0.5 * np.einsum("e,ei,ej->ij", slope, d, d)
 
 
-def _weights(pos: ArrayLike, cell: ArrayLike, pbc: ArrayLike) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+def _weights(
+    pos: ArrayLike, cell: ArrayLike, pbc: ArrayLike
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
     i, j, d = directed_edges(pos, cell, pbc, CUTOFF)
     return i, j, (1.0 - (d * d).sum(1) / CUTOFF**2) ** 2
 

@@ -84,7 +84,7 @@ def evaluate(
     )
 
 
-def assert_same(found: Result, right: Result, label: str) -> None:
+def assert_same(found: Result, right: Result, label: str, *, edges: bool = True) -> None:
     """Rule W in float64: 1e-11 an atom in energy, 1e-9 in forces and stress."""
     n = len(right.forces)
     assert np.abs(found.energy - right.energy).max() / n <= 1e-11, (label, found.energy, right.energy)
@@ -92,4 +92,5 @@ def assert_same(found: Result, right: Result, label: str) -> None:
     if right.stress is not None:
         assert np.abs(found.stress - right.stress).max() <= 1e-9, label
     assert sum(found.owned) == n, label
-    assert found.n_edges == right.n_edges, label
+    if edges:  # a list with a skin holds more
+        assert found.n_edges == right.n_edges, label

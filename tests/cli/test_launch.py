@@ -16,7 +16,8 @@ import pytest
 
 from nvdd_core import errors
 from nvdd_core.cli.config import EvaluateJob, build
-from nvdd_core.cli.launch import FailureRecord, execute, found_group, root_cause, worker_environment
+from nvdd_core.cli.failures import FailureRecord, root_cause
+from nvdd_core.cli.launch import execute, found_group, slurm_meeting_point, worker_environment
 
 TASKS = """
 import os, signal, sys, time
@@ -162,6 +163,31 @@ def test_found_group() -> None:
     assert found_group({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
     with pytest.raises(errors.InputError, match="whole numbers"):
         found_group({"RANK": "a", "WORLD_SIZE": "8"})
+
+
+def test_the_shell_of_a_batch_script_is_no_group() -> None:
+    shell = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    assert found_group(shell) is None
+    assert found_group({**shell, "SLURM_STEP_ID": "0"}) == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        (None, "127.0.0.1"),
+        ("gpu07", "gpu07"),
+        ("gpu[07-09,12],login1", "gpu07"),
+        ("a1,b2", "a1"),
+        ("n[3,5].cluster", "n3"),
+    ],
+)
+def test_meeting_point_under_slurm(nodes: str | None, host: str) -> None:
+    step = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2"}
+    found = slurm_meeting_point(step if nodes is None else {**step, "SLURM_STEP_NODELIST": nodes})
+    assert found["MASTER_ADDR"] == host
+    assert 20_000 <= int(found["MASTER_PORT"]) < 40_000
+    assert slurm_meeting_point({**step, "MASTER_ADDR": "x", "MASTER_PORT": "1"}) == {}
+    assert slurm_meeting_point({"RANK": "0"}) == {}
 
 
 def test_ranks_must_fit_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

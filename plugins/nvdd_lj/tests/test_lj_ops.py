@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import warp as wp
 
 from nvdd_core.errors import InputError, NvddError
+from nvdd_lj.kernels import extend_kernel, full_kernel, gradient_kernel
 from nvdd_lj.model import load
 from nvdd_lj.ops import pair, pair_gradient
 from nvdd_lj.pairs import PairWork
-from nvdd_lj.variants import Virial, Want
+from nvdd_lj.start import start_warp
+from nvdd_lj.variants import Variant, Virial, Want
 
 CPU = torch.device("cpu")
 MIX = {
@@ -60,7 +63,7 @@ def test_autograd_gives_forces_and_virial(kit, form, options):
 @pytest.mark.parametrize("form", ["half", "full"])
 @pytest.mark.parametrize("wide", [False, True])
 def test_autograd_of_partial_energies_adds_up(kit, form, wide):
-    model, system, batch = example(kit)
+    model, system, _ = example(kit)
     true = kit.truth(system, model.parameters)
     forces, virial = np.zeros_like(true.forces), 0.0
     for owned in (np.arange(0, 32, 2), np.arange(1, 32, 2)):
@@ -181,3 +184,18 @@ def test_want_survives_as_integer():
             for forces in (False, True):
                 want = Want(energy, forces, virial)
                 assert Want.from_int(want.to_int()) == want
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_gpu_kernels_compile(tmp_path, dtype):
+    """Warp brings NVRTC, so that CUDA code is compiled (not run) on machines without a GPU too."""
+    start_warp()
+    want = Want(True, True, Virial.ROWS)
+    kernels = [
+        extend_kernel(dtype),
+        full_kernel(Variant(dtype, False, True, True, want)),
+        gradient_kernel(dtype, False, True, True),
+    ]
+    for kernel in kernels:
+        made = wp.compile_aot_module(kernel.module, arch=90, module_dir=tmp_path, use_ptx=True)
+        assert all(path.stat().st_size > 0 for path in made)

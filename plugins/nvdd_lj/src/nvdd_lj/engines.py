@@ -7,6 +7,7 @@ changed and launches, on torch's current stream. Layer: plugin.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +16,7 @@ import warp as wp
 from nvdd_lj.kernels import extend_kernel, full_kernel, gradient_kernel
 from nvdd_lj.rows import PairRows
 from nvdd_lj.simd import FAR, SCRATCH_VIRIAL, argument_types, simd_kernel
-from nvdd_lj.start import descriptor, warp_device, warp_stream
+from nvdd_lj.start import descriptor, one_process_compiles, warp_device, warp_stream
 from nvdd_lj.variants import Virial, Want, mat33_type, scalar_type, vec3_type, vec4_type
 
 BLOCK = 128
@@ -211,4 +212,11 @@ class ThreadEngine:
 
 def _record(kernel: Any, dim: int, inputs: list[Any], device: Any) -> Any:
     """Prepare a launch; its descriptors are plain addresses, so the caller keeps the tensors."""
-    return wp.launch(kernel, dim=dim, inputs=inputs, device=device, block_dim=BLOCK, record_cmd=True)
+    known = (kernel, str(device)) in _compiled
+    with nullcontext() if known else one_process_compiles():
+        launch = wp.launch(kernel, dim=dim, inputs=inputs, device=device, block_dim=BLOCK, record_cmd=True)
+    _compiled.add((kernel, str(device)))
+    return launch
+
+
+_compiled: set[tuple[Any, str]] = set()

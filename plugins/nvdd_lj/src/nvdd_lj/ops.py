@@ -52,8 +52,8 @@ def pair(
     energy (n_owned,), forces (n_owned, 3), virial (S, 3, 3) float64, row virial (n_owned, 3, 3)
         Empty tensors of the same rank where not wanted.
     """
-    tensors = (row_splits, senders, image_rows, system, species, coefficients)
-    rows = _rows(positions.shape[0], tensors, n_systems, half, cutoff, linear_term)
+    tensors = (row_splits, senders, image_rows, system, coefficients)
+    rows = _rows(positions.shape[0], tensors, species, n_systems, half, cutoff, linear_term)
     results = PairWork(rows, extend=False).evaluate(positions, _no_cell(positions), Want.from_int(want))
     return _filled(results, coefficients)
 
@@ -109,8 +109,10 @@ def pair_gradient(
     -------
     (n_extended, 3)
     """
-    tensors = (row_splits, senders, image_rows, system, species, coefficients)
-    engine = ThreadEngine(_rows(positions.shape[0], tensors, 1, half, cutoff, linear_term), extend=False)
+    tensors = (row_splits, senders, image_rows, system, coefficients)
+    engine = ThreadEngine(
+        _rows(positions.shape[0], tensors, species, 1, half, cutoff, linear_term), extend=False
+    )
     real = positions.to(coefficients).contiguous()
     return engine.gradient(real, _no_cell(real), weight.to(coefficients).contiguous()).to(positions.dtype)
 
@@ -170,14 +172,15 @@ pair_gradient.register_autograd(_backward_gradient, setup_context=_setup_gradien
 
 def _rows(
     n_extended: int,
-    tensors: tuple[torch.Tensor | None, ...],
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    species: torch.Tensor | None,
     n_systems: int,
     half: bool,
     cutoff: float,
     linear_term: bool,
 ) -> PairRows:
     """Gather what the operators are given, in the order of their arguments."""
-    row_splits, senders, image_rows, system, species, coefficients = tensors
+    row_splits, senders, image_rows, system, coefficients = tensors
     return PairRows(
         n_owned=row_splits.shape[0] - 1,
         n_local=n_extended - image_rows.shape[0],

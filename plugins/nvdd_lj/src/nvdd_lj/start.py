@@ -1,7 +1,8 @@
 """Starting Warp quietly, and handing it torch's device, stream and tensors.
 
-Key objects: `start_warp`, `warp_device`, `warp_stream`, `descriptor`. Invariant: Warp is started on first
-use of a kernel, never on import, and says nothing a user of nvdd has no use for. Layer: plugin.
+Key objects: `start_warp`, `warp_device`, `warp_stream`, `descriptor`, `one_process_compiles`. Invariant: Warp
+is started on first use of a kernel, never on import, and says nothing a user of nvdd has no use for.
+Layer: plugin.
 """
 
 from __future__ import annotations
@@ -9,11 +10,17 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 import warp as wp
+
+if sys.platform != "win32":
+    import fcntl
 
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 
@@ -46,6 +53,33 @@ def warp_stream(device: torch.device) -> Any:
 def descriptor(tensor: torch.Tensor, dtype: Any) -> Any:
     """Describe a contiguous tensor to a recorded launch; far cheaper than a Warp array."""
     return wp.from_torch(tensor, dtype=dtype, requires_grad=False, return_ctype=True)
+
+
+@contextmanager
+def one_process_compiles() -> Iterator[None]:
+    """Let the processes of a host compile one after the other, so that all but the first find it done.
+
+    Without the lock (where the file system has none) each compiles for itself: slower, but as right.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    path = Path(wp.config.kernel_cache_dir or tempfile.gettempdir()) / "nvdd_lj.lock"
+    try:
+        handle = path.open("a")
+    except OSError:
+        yield
+        return
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except OSError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 _streams: dict[int, Any] = {}
