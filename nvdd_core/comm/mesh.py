@@ -111,9 +111,7 @@ class Mesh:
         self.counter = CommCounter()
         self.id = next(_NEXT_ID)
         _MESHES[self.id] = self
-        # Small transfers through gloo are half as slow by send and receive as by its all-to-all (README of
-        # benchmarks/), and its all-to-all does not take GPU tensors at all.
-        self._by_pairs = group is not None and not self._is_nccl()
+        self._nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> Mesh:
@@ -165,11 +163,9 @@ class Mesh:
             return None
         return dist.distributed_c10d._get_default_store()
 
-    def _is_nccl(self) -> bool:
-        return self.device.type == "cuda" and "nccl" in str(dist.get_backend_config(self.group))
-
     def _staged(self, t: torch.Tensor) -> bool:
-        return t.is_cuda and self._by_pairs
+        """Whether a GPU tensor must travel through the host: several ranks on one GPU have gloo only."""
+        return t.is_cuda and not self._nccl
 
     # -- sums and maxima -------------------------------------------------------------------------------
 
@@ -240,7 +236,8 @@ class Mesh:
         self.counter.add(kind, rows.numel() * rows.element_size())
         rows = rows.contiguous()
         with _peer_loss("an exchange of rows"):
-            if not self._by_pairs:
+            # gloo takes half as long by send and receive as by its all-to-all, which wants CPU tensors anyway
+            if rows.is_cuda and self._nccl:
                 work = dist.all_to_all_single(
                     out, rows, list(recv_splits), list(send_splits), group=self.group, async_op=True
                 )
