@@ -86,7 +86,7 @@ def read(mesh: Mesh, wait_s: float = 0.0) -> Fault | None:
 
 
 @contextmanager
-def group_scope(mesh: Mesh, wait_s: float = 3.0) -> Iterator[None]:
+def group_scope(mesh: Mesh, wait_s: float = 1.0) -> Iterator[None]:
     """Make a failure on one rank end all ranks with the same type of error.
 
     Parameters
@@ -104,13 +104,13 @@ def group_scope(mesh: Mesh, wait_s: float = 3.0) -> Iterator[None]:
         yield
     except errors.RankLostError as exc:
         fault = read(mesh, wait_s)
-        mesh.close()
+        mesh.close(failed=True)
         if fault is None or fault.rank == mesh.rank:
             raise
         raise fault.error() from exc
     except BaseException as exc:
         publish(mesh, exc)
-        mesh.close()
+        mesh.close(failed=True)
         raise
 
 

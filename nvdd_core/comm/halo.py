@@ -23,8 +23,7 @@ import torch
 from nvdd_core.comm.mesh import Mesh, mesh_by_id
 
 
-@torch.library.custom_op("nvdd::halo_forward", mutates_args=())
-def halo_forward(
+def _forward(
     owned: torch.Tensor,
     send_index: torch.Tensor,
     send_splits: list[int],
@@ -42,6 +41,9 @@ def halo_forward(
     return local
 
 
+halo_forward = torch.library.custom_op("nvdd::halo_forward", _forward, mutates_args=())
+
+
 @halo_forward.register_fake
 def _(
     owned: torch.Tensor,
@@ -53,8 +55,7 @@ def _(
     return owned.new_empty((owned.shape[0] + sum(recv_splits), *owned.shape[1:]))
 
 
-@torch.library.custom_op("nvdd::halo_reverse", mutates_args=())
-def halo_reverse(
+def _reverse(
     local: torch.Tensor,
     send_index: torch.Tensor,
     send_splits: list[int],
@@ -68,6 +69,9 @@ def halo_reverse(
     )
     owned = local[:n_owned].clone(memory_format=torch.contiguous_format)
     return owned.index_add_(0, send_index, pending.wait())
+
+
+halo_reverse = torch.library.custom_op("nvdd::halo_reverse", _reverse, mutates_args=())
 
 
 @halo_reverse.register_fake
@@ -176,20 +180,14 @@ class HaloPlan:
         self._check(owned, self.n_owned, "owned")
         if self.is_trivial:
             return owned
-        result: torch.Tensor = halo_forward(
-            owned, self.send_index, list(self.send_splits), list(self.recv_splits), self.mesh.id
-        )
-        return result
+        return self._call(halo_forward, _forward, owned)
 
     def reverse(self, local: torch.Tensor) -> torch.Tensor:
         """Adjoint: local rows (n_local, *F) -> owned rows (n_owned, *F) (collective, differentiable)."""
         self._check(local, self.n_local, "local")
         if self.is_trivial:
             return local
-        result: torch.Tensor = halo_reverse(
-            local, self.send_index, list(self.send_splits), list(self.recv_splits), self.mesh.id
-        )
-        return result
+        return self._call(halo_reverse, _reverse, local)
 
     def refresh(self, local: torch.Tensor) -> torch.Tensor:
         """Overwrite ghost rows with their owners' values (collective, differentiable)."""
@@ -199,6 +197,14 @@ class HaloPlan:
     def correct(self, local: torch.Tensor) -> torch.Tensor:
         """Sum ghosts' values into owners, then refresh the ghosts (collective, differentiable)."""
         return self.forward(self.reverse(local))
+
+    def _call(self, op: Any, body: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Run an op, without the dispatcher's detour where nothing records it (30 microseconds a step)."""
+        splits = list(self.send_splits), list(self.recv_splits)
+        recorded = rows.requires_grad and torch.is_grad_enabled()
+        run = op if recorded or torch.compiler.is_compiling() or type(rows) is not torch.Tensor else body
+        result: torch.Tensor = run(rows, self.send_index, *splits, self.mesh.id)
+        return result
 
     def _check(self, rows: torch.Tensor, expected: int, kind: str) -> None:
         if rows.shape[0] != expected:

@@ -11,6 +11,7 @@ Layer: comm.
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -19,12 +20,17 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+# Its functions take the world group of the moment of import as their default argument. Imported late (torch._dynamo
+# does so), they keep gloo's threads alive past the end of the interpreter, which then aborts.
+import torch.distributed.nn
+
 from nvdd_core.comm.counter import CommCounter
+from nvdd_core.comm.shared import SharedLane, open_lane
 from nvdd_core.errors import RankLostError
 
 T = TypeVar("T")
 
-_MESHES: dict[int, Mesh] = {}
+_MESHES: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _NEXT_ID = itertools.count()
 
 
@@ -111,6 +117,7 @@ class Mesh:
         self.counter = CommCounter()
         self.id = next(_NEXT_ID)
         _MESHES[self.id] = self
+        self._lane: SharedLane | None = None
         self._nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
 
     @classmethod
@@ -124,7 +131,12 @@ class Mesh:
     ) -> Mesh:
         """Wrap an initialised process group (default: torch's default group)."""
         group = group if group is not None else dist.group.WORLD
-        return cls(dist.get_rank(group), dist.get_world_size(group), torch.device(device), group)
+        mesh = cls(dist.get_rank(group), dist.get_world_size(group), torch.device(device), group)
+        if mesh.size > 1:
+            mesh._lane = open_lane(mesh.rank, mesh.size, mesh.broadcast_object, mesh.all_gather_objects)
+            if mesh._lane is not None:
+                weakref.finalize(mesh, mesh._lane.close)
+        return mesh
 
     @staticmethod
     def initialise(
@@ -150,9 +162,18 @@ class Mesh:
             )
         return Mesh.from_process_group(device=device)
 
-    def close(self) -> None:
-        """End the process group; the mesh can't be used afterwards."""
+    def close(self, *, failed: bool = False) -> None:
+        """End the process group; the mesh can't be used afterwards.
+
+        Parameters
+        ----------
+        failed : bool
+            Don't wait for peers to read what this rank sent last.
+        """
         _MESHES.pop(self.id, None)
+        if self._lane is not None:
+            self._lane.close(linger=not failed)
+            self._lane = None
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()
         self.group = None
@@ -185,6 +206,9 @@ class Mesh:
         if self.size == 1:
             return Pending(t)
         self.counter.add("all_reduce", t.numel() * t.element_size())
+        if self._lane is not None and not t.is_cuda:
+            combine = torch.add if op == dist.ReduceOp.SUM else torch.maximum
+            return Pending(t, finish=self._lane.all_reduce_(t, combine))
         staged = t.cpu() if self._staged(t) else t
         with _peer_loss("an all-reduce"):
             work = dist.all_reduce(staged, op=op, group=self.group, async_op=True)
@@ -234,6 +258,8 @@ class Mesh:
             out.copy_(rows)
             return Pending(out)
         self.counter.add(kind, rows.numel() * rows.element_size())
+        if self._lane is not None and not rows.is_cuda:
+            return Pending(out, finish=self._lane.all_to_all_rows(rows, send_splits, recv_splits, out))
         rows = rows.contiguous()
         with _peer_loss("an exchange of rows"):
             # gloo takes half as long by send and receive as by its all-to-all, which wants CPU tensors anyway
@@ -280,6 +306,10 @@ class Mesh:
         if self.size == 1:
             return values[None].clone()
         self.counter.add("all_gather", values.numel() * values.element_size())
+        if self._lane is not None:
+            out = values.new_empty((self.size, *values.shape))
+            self._lane.all_gather(values, out)()
+            return out
         parts = [torch.empty_like(values) for _ in range(self.size)]
         with _peer_loss("an all-gather"):
             dist.all_gather(parts, values.contiguous(), group=self.group)

@@ -212,7 +212,7 @@ class DistributedModel:
         self.check_finite(sharded, partial, totals[1:].sum())
         stress = None
         if partial.virial is not None:
-            volume = torch.linalg.det(sharded.cell).abs()
+            volume = torch.linalg.det(sharded.cell).abs().to(totals.device)
             if bool((volume < 1e-12).any()):
                 raise InputError("stress needs a cell with a volume: the cell of a system is singular")
             virial = totals[2 + n_systems : 2 + 10 * n_systems].view(n_systems, 3, 3)

@@ -95,7 +95,7 @@ def test_coefficients_vanish_at_the_cutoff():
         ({"epsilon": -0.1}, "must not be negative"),
         ({"shift": "forces"}, "did you mean force"),
         ({"shift": 1}, "none, energy, force"),
-        ({"epsilon.ar": 1}, r"'ar', which is no element's symbol; did you mean Ar"),
+        ({"epsilon.ar": 1}, r"'ar', which is no element's symbol .did you mean Ar"),
         ({"epsilon.": 1}, "names 0 elements"),
         ({"epsilon.Ar-Kr-Xe": 1}, "names 3 elements"),
         ({"epsilon.Ar-Kr": 1, "epsilon.Kr-Ar": 2}, "given twice"),

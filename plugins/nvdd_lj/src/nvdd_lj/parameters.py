@@ -292,4 +292,4 @@ def _near(word: object, choices: Sequence[str]) -> str:
     text = str(word).lower()
     close = difflib.get_close_matches(text, lowered, n=3, cutoff=0.6)
     close += [name for name in lowered if len(text) >= 3 and name.startswith(text) and name not in close]
-    return f"; did you mean {' or '.join(lowered[name] for name in close[:3])}?" if close else ""
+    return f" (did you mean {' or '.join(lowered[name] for name in close[:3])}?)" if close else ""

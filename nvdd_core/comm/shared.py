@@ -1,0 +1,286 @@
+"""Collectives between CPU ranks of one host through shared memory.
+
+`SharedLane` carries what `Mesh` would otherwise send through gloo's sockets: a small message then costs a few
+microseconds instead of most of a millisecond, which at a few milliseconds a step decides whether a second core
+helps. Each rank writes its message into a slot of its own and raises its sequence number; readers wait for that
+number, copy what is theirs and say so. Two slots alternate, so a rank can be two operations ahead.
+
+Slots are anonymous memory (memfd) that peers open through /proc, so a killed run leaves nothing behind. A peer that
+dies or closes while somebody waits for it raises `RankLostError` there.
+
+Invariant: all ranks post the same operations in the same order; a slot is overwritten only after every reader is
+done with it. Plain stores and loads suffice as x86 keeps their order; elsewhere the lane is not opened.
+Layer: comm.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import select
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from nvdd_core.errors import RankLostError
+
+SWITCH = "NVDD_SHARED_MEMORY"
+"""Environment variable; 0 makes ranks of one host use gloo."""
+
+_SEQUENCE, _DONE, _CLOSED, _PID, _FILE, _GENERATION = 0, 1, 2, 3, (4, 6), (5, 7)
+_COLUMNS = 8  # one cache line a rank
+_SPINS, _YIELDS = 50, 4000
+_LINGER_S = 5.0
+
+Finish = Callable[[], None]
+
+
+class SharedLane:
+    """One mesh's way through shared memory; made by `open_lane`."""
+
+    def __init__(self, rank: int, size: int, block: _Slot) -> None:
+        self.rank, self.size = rank, size
+        self._block_of_control = block  # keeps the memory open for peers
+        self._control = block.numbers[: _COLUMNS * size].reshape(size, _COLUMNS)
+        self._control[rank, _PID] = os.getpid()
+        self._peers = [r for r in range(size) if r != rank]
+        self._mine: list[_Slot | None] = [None, None]
+        self._theirs: dict[tuple[int, int], tuple[int, _Slot]] = {}
+        self._watch: dict[int, select.poll] = {}
+        self._last = 0
+        self._unfinished: list[tuple[int, Finish]] = []
+        self._open = True
+
+    # -- operations ----------------------------------------------------------------------------------------
+
+    def all_reduce_(self, t: torch.Tensor, combine: Callable[..., Any]) -> Finish:
+        """Post `t`; the returned call replaces it by the combination over ranks, in the order of ranks."""
+        number = self._post(t, (0,) * (self.size + 1))
+
+        def finish() -> None:
+            parts = [self._block(number, r, t.shape, t.dtype) for r in range(self.size)]
+            total = parts[0].clone()
+            for part in parts[1:]:
+                combine(total, part, out=total)
+            t.copy_(total)
+
+        return self._later(number, finish)
+
+    def all_gather(self, t: torch.Tensor, out: torch.Tensor) -> Finish:
+        """Post `t`; the returned call fills `out`, shape (size, *t.shape)."""
+        number = self._post(t, (0,) * (self.size + 1))
+
+        def finish() -> None:
+            for r in range(self.size):
+                out[r].copy_(self._block(number, r, t.shape, t.dtype))
+
+        return self._later(number, finish)
+
+    def all_to_all_rows(
+        self, rows: torch.Tensor, send_splits: Sequence[int], recv_splits: Sequence[int], out: torch.Tensor
+    ) -> Finish:
+        """Post rows grouped by destination; the returned call fills `out` with rows grouped by source."""
+        starts = [0]
+        for n in send_splits:
+            starts.append(starts[-1] + n)
+        number = self._post(rows, starts)
+
+        def finish() -> None:
+            place = 0
+            for source, n in enumerate(recv_splits):
+                if n:
+                    shape = torch.Size((n, *rows.shape[1:]))
+                    out[place : place + n].copy_(self._block(number, source, shape, rows.dtype))
+                    place += n
+
+        return self._later(number, finish)
+
+    def close(self, *, linger: bool = True) -> None:
+        """Leave the lane; with `linger`, only after every peer has read what was posted here."""
+        if not self._open:
+            return
+        self._open = False
+        if linger:
+            with suppress(RankLostError):  # a peer that is gone reads nothing any more
+                self._finish_upto(self._last)
+        end = time.monotonic() + (_LINGER_S if linger else 0.0)
+        while time.monotonic() < end and any(
+            self._control[r, _DONE] < self._last and not self._control[r, _CLOSED] and self._is_alive(r)
+            for r in self._peers
+        ):
+            time.sleep(1e-3)
+        self._control[self.rank, _CLOSED] = 1
+        self._theirs.clear()
+        self._mine = [None, None]
+        self._watch.clear()
+
+    # -- slots ---------------------------------------------------------------------------------------------
+
+    def _post(self, t: torch.Tensor, starts: Sequence[int]) -> int:
+        """Write a message with its table of first rows by destination; return its number."""
+        number = self._last + 1
+        self._finish_upto(number - 2)
+        for peer in self._peers:
+            self._wait(peer, _DONE, number - 2)
+        head, size = 8 * (self.size + 1), t.numel() * t.element_size()
+        slot = self._own_slot(number % 2, head + size)
+        slot.numbers[: self.size + 1] = starts
+        if size:
+            slot.bytes[head : head + size].copy_(t.detach().reshape(-1).view(torch.uint8))
+        self._last = number
+        self._control[self.rank, _SEQUENCE] = number
+        return number
+
+    def _own_slot(self, side: int, size: int) -> _Slot:
+        slot = self._mine[side]
+        if slot is None or slot.size < size:
+            slot = self._mine[side] = _Slot.create(max(size + size // 4, 1 << 16))
+            self._control[self.rank, _FILE[side]] = slot.file
+            self._control[self.rank, _GENERATION[side]] += 1
+        return slot
+
+    def _block(self, number: int, source: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Return a view of what rank `source` posted for this rank as message `number`."""
+        side = number % 2
+        self._wait(source, _SEQUENCE, number)
+        slot = self._mine[side] if source == self.rank else self._peer_slot(source, side)
+        if slot is None:
+            raise RankLostError(f"rank {self.rank}: the shared-memory lane is closed")
+        row = shape[1:].numel() * dtype.itemsize if len(shape) else dtype.itemsize
+        start = 8 * (self.size + 1) + int(slot.numbers[self.rank]) * row
+        size = shape.numel() * dtype.itemsize
+        return slot.bytes[start : start + size].view(dtype).view(shape)
+
+    def _peer_slot(self, peer: int, side: int) -> _Slot:
+        generation = int(self._control[peer, _GENERATION[side]])
+        known = self._theirs.get((peer, side))
+        if known is None or known[0] != generation:
+            pid, file = int(self._control[peer, _PID]), int(self._control[peer, _FILE[side]])
+            try:
+                known = (generation, _Slot.attach(pid, file))
+            except OSError as exc:
+                raise RankLostError(f"rank {peer} is gone: its shared memory can't be opened ({exc})") from exc
+            self._theirs[peer, side] = known
+        return known[1]
+
+    # -- order and waiting ---------------------------------------------------------------------------------
+
+    def _later(self, number: int, finish: Finish) -> Finish:
+        self._unfinished.append((number, finish))
+        return lambda: self._finish_upto(number)
+
+    def _finish_upto(self, number: int) -> None:
+        """Finish pending operations in their order, up to `number`."""
+        while self._unfinished and self._unfinished[0][0] <= number:
+            current, finish = self._unfinished.pop(0)
+            finish()
+            self._control[self.rank, _DONE] = current
+
+    def _wait(self, peer: int, column: int, number: int) -> None:
+        cell = self._control[peer]
+        for _ in range(_SPINS):
+            if cell[column] >= number:
+                return
+        for _ in range(_YIELDS):
+            if cell[column] >= number:
+                return
+            os.sched_yield()
+        checked = time.monotonic()
+        while cell[column] < number:
+            time.sleep(5e-5)
+            if time.monotonic() - checked > 0.02:
+                checked = time.monotonic()
+                if (cell[_CLOSED] or not self._is_alive(peer)) and cell[column] < number:
+                    raise RankLostError(
+                        f"rank {self.rank}: rank {peer} left the group. It died or was stopped; look at its own "
+                        "error or the system log, then restart from the last checkpoint"
+                    )
+
+    def _is_alive(self, peer: int) -> bool:
+        poll = self._watch.get(peer)
+        if poll is None:
+            try:
+                handle = os.pidfd_open(int(self._control[peer, _PID]))
+            except ProcessLookupError:
+                return False
+            poll = self._watch[peer] = select.poll()
+            poll.register(handle, select.POLLIN)
+            weakref.finalize(self, os.close, handle)
+        return not poll.poll(0)
+
+
+class _Slot:
+    """A piece of shared memory as bytes and as int64 numbers."""
+
+    def __init__(self, file: int, size: int, own: bool) -> None:
+        self.file, self.size = file, size
+        memory = mmap.mmap(file, size)
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
+        self.numbers = np.frombuffer(memory, dtype=np.int64)
+        if own:  # peers open it through this process as long as it is in use
+            weakref.finalize(self, os.close, file)
+
+    @classmethod
+    def create(cls, size: int) -> _Slot:
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        file = os.memfd_create("nvdd", os.MFD_CLOEXEC)
+        os.ftruncate(file, size)
+        return cls(file, size, own=True)
+
+    @classmethod
+    def attach(cls, pid: int, file: int) -> _Slot:
+        handle = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(handle, os.fstat(handle).st_size, own=False)
+        finally:
+            os.close(handle)
+
+
+def open_lane(
+    rank: int, size: int, broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]
+) -> SharedLane | None:
+    """Open a lane if all ranks are on one host that can have one, else return None on every rank (collective).
+
+    Parameters
+    ----------
+    rank, size : int
+    broadcast : callable
+        Sends rank 0's picklable argument to all ranks.
+    gather : callable
+        Collects every rank's picklable argument.
+    """
+    here = (platform.node(), _boot_id()) if _is_possible() else None
+    hosts = gather(here)
+    if here is None or any(host != here for host in hosts):
+        return None
+    block = _Slot.create(8 * _COLUMNS * size) if rank == 0 else None
+    place = broadcast(None if block is None else (os.getpid(), block.file))
+    try:
+        block = _Slot.attach(*place) if block is None else block
+    except OSError:  # another user, another container: no way through /proc
+        block = None
+    lane = None if block is None else SharedLane(rank, size, block)
+    return lane if all(gather(lane is not None)) else None
+
+
+def _is_possible() -> bool:
+    return (
+        os.environ.get(SWITCH, "1") != "0"
+        and platform.machine() in ("x86_64", "AMD64")
+        and hasattr(os, "memfd_create")
+        and hasattr(os, "pidfd_open")
+    )
+
+
+def _boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
