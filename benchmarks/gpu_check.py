@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.multiprocessing as mp
-from nvdd_lj.model import load
 
 from nvdd_core.comm import Mesh
 from nvdd_core.dynamics import DomainParallel, Langevin, initial_velocities
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
 from nvdd_core.spec import StrategyKind
+from nvdd_lj.model import load
 from tests.cases import oracle
 from tests.cases.models import Gate, TorchLJ, Toy2
 from tests.cases.ranks import System
@@ -39,11 +39,15 @@ def models(device: torch.device) -> dict[str, object]:
     return {"lj": double, "toy2": toy, "gate": gate, "lj32": load(dtype=torch.float32, device=device, **LJ)}
 
 
-def one(mesh: Mesh, model: object, system: System, config: DomainConfig) -> tuple[float, torch.Tensor, torch.Tensor]:
+def one(
+    mesh: Mesh, model: object, system: System, config: DomainConfig
+) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Energy, forces in the file's order, stress."""
     sharded = ShardedBatch.scatter(Batch.from_ase(system.atoms()) if mesh.rank == 0 else None, mesh)
     periodic = all(system.pbc)
-    out = DistributedModel(model, config, mesh)(sharded, {"energy", "forces"} | ({"stress"} if periodic else set()))
+    out = DistributedModel(model, config, mesh)(
+        sharded, {"energy", "forces"} | ({"stress"} if periodic else set())
+    )
     forces = torch.zeros(sharded.n_global, 3, dtype=torch.float64, device=mesh.device)
     forces[sharded.ids] = out.forces
     mesh.all_reduce_sum_(forces)
@@ -72,7 +76,9 @@ def on_rank(rank: int, world: int, folder: str) -> None:
     """Compare on one rank."""
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    mesh = Mesh.single(device) if world == 1 else Mesh.initialise(rank, world, device, f"file://{folder}/meet")
+    mesh = (
+        Mesh.single(device) if world == 1 else Mesh.initialise(rank, world, device, f"file://{folder}/meet")
+    )
     cpu, alone = torch.device("cpu"), Mesh.single()
     bad = 0
     references, tested = models(cpu), models(device)
@@ -84,7 +90,9 @@ def on_rank(rank: int, world: int, folder: str) -> None:
                 found = one(mesh, tested[name], system, config)
                 scale = 1.0 if name != "lj32" else max(1.0, float(right[1].abs().max()))
                 diff = [
-                    abs(found[0] - right[0]) / len(system.pos) / (1.0 if name != "lj32" else max(1, abs(right[0]) / len(system.pos))),
+                    abs(found[0] - right[0])
+                    / len(system.pos)
+                    / (1.0 if name != "lj32" else max(1, abs(right[0]) / len(system.pos))),
                     float((found[1] - right[1]).abs().max()) / scale,
                     float((found[2] - right[2]).abs().max()) / scale,
                 ]
@@ -94,7 +102,10 @@ def on_rank(rank: int, world: int, folder: str) -> None:
                     print("WRONG", rank, name, label, config, diff, flush=True)
                 worst = [max(a, b) for a, b in zip(worst, diff, strict=True)]
         if rank == 0:
-            print(f"{world} GPU {name}: worst dE/N {worst[0]:.1e}, dF {worst[1]:.1e}, dS {worst[2]:.1e}", flush=True)
+            print(
+                f"{world} GPU {name}: worst dE/N {worst[0]:.1e}, dF {worst[1]:.1e}, dS {worst[2]:.1e}",
+                flush=True,
+            )
     drift = float((langevin(mesh, device, 50) - langevin(alone, cpu, 50)).abs().max())
     if rank == 0:
         print(f"{world} GPU Langevin, 50 steps: worst dx {drift:.1e}", flush=True)

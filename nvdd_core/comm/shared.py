@@ -165,7 +165,9 @@ class SharedLane:
             try:
                 known = (generation, _Slot.attach(pid, file))
             except OSError as exc:
-                raise RankLostError(f"rank {peer} is gone: its shared memory can't be opened ({exc})") from exc
+                raise RankLostError(
+                    f"rank {peer} is gone: its shared memory can't be opened ({exc})"
+                ) from exc
             self._theirs[peer, side] = known
         return known[1]
 

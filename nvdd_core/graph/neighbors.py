@@ -156,21 +156,27 @@ class NeighborList:
 
     def used_rows(self) -> torch.Tensor:
         """Return a mask (n_local,) of rows that some edge uses; owned rows always count as used."""
-        used = torch.zeros(self.n_local, dtype=torch.bool, device=self.senders.device)
-        used[self.extended_rows[self.senders.long()]] = True
-        used[self.receivers.long()] = True
+        extended = self._used_extended()
+        used = extended[: self.n_local].clone()
+        used[self.image_rows[extended[self.n_local :]]] = True
+        used[: self.n_receivers] |= self.row_splits.diff() > 0
         used[: self.n_owned] = True
         return used
 
+    def _used_extended(self) -> torch.Tensor:
+        """Return a mask of extended rows that send along some edge."""
+        return torch.bincount(self.senders, minlength=self.extended_rows.shape[0]) > 0
+
     def compact(self, keep: torch.Tensor) -> NeighborList:
         """Renumber rows after local rows outside the mask `keep` (n_local,), which no edge uses, are dropped."""
-        used = torch.zeros(self.extended_rows.shape[0], dtype=torch.bool, device=keep.device)
-        used[self.senders.long()] = True
+        used = self._used_extended()
         used[: self.n_local] = keep
         new = torch.cumsum(used, 0) - 1
         images = used[self.n_local :]
         n_receivers = int(keep[: self.n_receivers].sum())
-        receivers = new[self.receivers.long()].int()
+        receivers = self.receivers
+        if n_receivers < self.n_receivers:
+            receivers = new.int().index_select(0, receivers)
         splits = torch.cat(
             [self.row_splits[:1], self.row_splits[1:][keep[: self.n_receivers]]]
         )  # a dropped receiver has no edges
@@ -180,7 +186,7 @@ class NeighborList:
             int(keep.sum()),
             n_receivers,
             receivers,
-            new[self.senders.long()].int(),
+            new.int().index_select(0, self.senders),
             splits,
             Images(new[self.image_rows[images]], self.image_shifts[images]),
         )
@@ -236,7 +242,8 @@ def _sorted_list(
     receivers, order = torch.sort(receivers, stable=True)
     splits = torch.zeros(n_receivers + 1, dtype=torch.int32, device=receivers.device)
     splits[1:] = torch.cumsum(torch.bincount(receivers, minlength=n_receivers), 0)
-    return NeighborList(form, n_owned, n_local, n_receivers, receivers, senders[order].int(), splits, images)
+    senders = senders.int().index_select(0, order)
+    return NeighborList(form, n_owned, n_local, n_receivers, receivers, senders, splits, images)
 
 
 def build_neighbors(
@@ -281,12 +288,11 @@ def build_neighbors(
     for index in _segments(tag, frame.box.cell.shape[0]):
         first, second = open_pairs(points if index is None else points[index], cutoff)
         if index is not None:
-            first, second = index[first], index[second]
-        keep = (first < n_receivers) | (second < n_receivers)
-        first, second = first[keep].int(), second[keep].int()
-        swap = first >= n_receivers
-        receivers.append(torch.where(swap, second, first))
-        senders.append(torch.where(swap, first, second))
+            first, second = index[first].int(), index[second].int()
+        low, high = torch.minimum(first, second), torch.maximum(first, second)
+        keep = (low < n_receivers).nonzero()[:, 0]
+        receivers.append(low.index_select(0, keep))  # receivers are the first rows, so the lower end is one
+        senders.append(high.index_select(0, keep))
     return _sorted_list(
         "half", n_owned, n_local, n_receivers, torch.cat(receivers), torch.cat(senders), images
     )

@@ -25,11 +25,12 @@ def open_pairs(points: torch.Tensor, cutoff: float) -> tuple[torch.Tensor, torch
 
     Returns
     -------
-    first, second : Tensor, shape (pairs,), int64
+    first, second : Tensor, shape (pairs,), int32
     """
     if points.shape[0] < 2:
-        none = torch.zeros(0, dtype=torch.int64, device=points.device)
+        none = torch.zeros(0, dtype=torch.int32, device=points.device)
         return none, none
     search = VesinNeighborList(cutoff=cutoff, full_list=False, n_threads=torch.get_num_threads())
-    first, second = search.compute(points, _OPEN_BOX.to(points.device), False, "ij", copy=True)
-    return first.view(torch.int64), second.view(torch.int64)
+    # views of memory that the search owns; the conversion copies them
+    first, second = search.compute(points, _OPEN_BOX.to(points.device), False, "ij", copy=False)
+    return first.view(torch.int64).int(), second.view(torch.int64).int()

@@ -103,6 +103,7 @@ class DistributedModel:
         self._domain: Domain | None = None
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
+        self._ones = torch.ones(3, dtype=torch.float64, device=self.mesh.device)
         self._limit = (0.5 * self.config.skin) ** 2
 
     # -- the whole evaluation ------------------------------------------------------------------------------
@@ -175,7 +176,12 @@ class DistributedModel:
         if moved.shape[0] == 0:
             return moved.new_zeros(())
         # "not <=" so that a position that is not finite counts as moved; the rebuild then names it
-        return (~(moved.square_().sum(1).amax() <= self._limit)).double()
+        return (~(self._squares(moved).amax() <= self._limit)).double()
+
+    def _squares(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the squared length of each row; on a CPU a product takes a sixth of what sum(1) takes."""
+        rows = rows.square_()
+        return rows.sum(1) if rows.is_cuda else rows @ self._ones
 
     def compute(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         """Run the model on local rows and return this rank's share of the results (collective)."""

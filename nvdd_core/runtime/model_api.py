@@ -35,18 +35,23 @@ class Model(Protocol):
     @property
     def cutoff(self) -> float:
         """See the class."""
+
     @property
     def dtype(self) -> torch.dtype:
         """See the class."""
+
     @property
     def device(self) -> torch.device:
         """See the class."""
+
     @property
     def outputs(self) -> frozenset[str]:
         """See the class."""
+
     @property
     def layers(self) -> int:
         """See the class."""
+
     @property
     def neighbor_form(self) -> str:
         """See the class."""

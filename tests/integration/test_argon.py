@@ -8,7 +8,6 @@ import ase.io
 import numpy as np
 import pytest
 import torch
-from nvdd_lj.model import load
 
 from nvdd_core.comm import Mesh, group_scope
 from nvdd_core.dynamics import (
@@ -21,6 +20,7 @@ from nvdd_core.dynamics import (
 )
 from nvdd_core.errors import NumericalError
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
+from nvdd_lj.model import load
 from tests._spawn import RankFailure
 from tests.cases import oracle
 from tests.cases.ranks import Array, System, collect, mesh
@@ -103,7 +103,9 @@ def _folded_every_step(steps: int) -> tuple[Array, Array]:
     """O-10: rows drift and are folded into the cell behind the runner's back, every step."""
     group = mesh()
     pos, cell = oracle.fcc(3, 3, 3)
-    lj = load(dtype=torch.float64, device=torch.device("cpu"), epsilon=1.0, sigma=1.0, cutoff=2.5, shift="force")
+    lj = load(
+        dtype=torch.float64, device=torch.device("cpu"), epsilon=1.0, sigma=1.0, cutoff=2.5, shift="force"
+    )
     sharded = ShardedBatch.scatter(
         Batch.from_ase(System(pos, cell, (True, True, True)).atoms()) if group.rank == 0 else None, group
     )
