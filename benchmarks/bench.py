@@ -6,7 +6,7 @@
 (d) ``nvdd plugins``: below 0.25 s and without torch;
 (e) peak memory a rank, 4 ranks against 1, 256,000 atoms: below 0.35.
 
-``python benchmarks/bench.py [a b c d e] [--json PATH]``. Measurements that are compared alternate, the best of each
+``python -m benchmarks.bench [a b c d e] [--json PATH]``. Measurements that are compared alternate, the best of each
 counts: other programs on the machine can only slow one down.
 
 Layer: none (a script beside the package).
@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lammps_reference import measure_lammps
-from md import argon, measure
+from benchmarks.lammps_reference import measure_lammps
+from benchmarks.md import argon, measure
 
 ROUNDS = 3
 OUTSIDE = ("exchange", "reduce", "integrate", "write", "rebuild")

@@ -1,6 +1,6 @@
 """Argon dynamics on GPUs: steps/s at several sizes, the step's floor at 500 atoms, what a rebuild costs.
 
-``python benchmarks/gpu.py [--ranks 1 2] [--atoms 500 4000 100000 1000000] [--json PATH]`` measures each case in
+``python -m benchmarks.gpu [--ranks 1 2] [--atoms 500 4000 100000 1000000] [--json PATH]`` measures each case in
 processes of its own and prints one line each. Layer: none (a script beside the package).
 """
 
@@ -10,7 +10,7 @@ import argparse
 import json
 from pathlib import Path
 
-from md import measure
+from benchmarks.md import measure
 
 STEPS = {500: 2000, 4_000: 2000, 32_000: 1000, 100_000: 600, 256_000: 400, 1_000_000: 200}
 

@@ -1,6 +1,6 @@
 """Rule W on GPUs: every structure of the tests, LJ plugin and Toy2, one and all GPUs against one CPU process.
 
-``python benchmarks/gpu_check.py`` prints the worst differences and exits 1 if any is above the rule's tolerance.
+``python -m benchmarks.gpu_check`` prints the worst differences and exits 1 if any is above the rule's tolerance.
 Layer: none (a script beside the package).
 """
 
@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from nvdd_core.comm import Mesh
 from nvdd_core.dynamics import DomainParallel, Langevin, initial_velocities
-from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
+from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, Model, ShardedBatch
 from nvdd_core.spec import StrategyKind
 from nvdd_lj.model import load
 from tests.cases import oracle
@@ -29,7 +26,7 @@ from tests.cases.test_rule_w import SYSTEMS
 LJ = {"epsilon": 1.0, "sigma": 1.0, "cutoff": 2.5}
 
 
-def models(device: torch.device) -> dict[str, object]:
+def models(device: torch.device) -> dict[str, Model]:
     """The models to compare; Lennard-Jones is a plain torch one on the CPU, the plugin's on a GPU."""
     toy, gate = Toy2(), Gate()
     toy.device = gate.device = device
@@ -40,7 +37,7 @@ def models(device: torch.device) -> dict[str, object]:
 
 
 def one(
-    mesh: Mesh, model: object, system: System, config: DomainConfig
+    mesh: Mesh, model: Model, system: System, config: DomainConfig
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Energy, forces in the file's order, stress."""
     sharded = ShardedBatch.scatter(Batch.from_ase(system.atoms()) if mesh.rank == 0 else None, mesh)
@@ -49,7 +46,8 @@ def one(
         sharded, {"energy", "forces"} | ({"stress"} if periodic else set())
     )
     forces = torch.zeros(sharded.n_global, 3, dtype=torch.float64, device=mesh.device)
-    forces[sharded.ids] = out.forces
+    if out.forces is not None:
+        forces[sharded.ids] = out.forces
     mesh.all_reduce_sum_(forces)
     stress = torch.zeros(1, 3, 3).double() if out.stress is None else out.stress.cpu()
     return float(out.energy), forces.cpu(), stress
@@ -121,7 +119,7 @@ def main() -> None:
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     for world in sorted({1, torch.cuda.device_count()}):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(on_rank, (world, folder), world)
+            spawn(on_rank, (world, folder), world)
 
 
 if __name__ == "__main__":

@@ -175,9 +175,9 @@ def main() -> None:
         if args.ranks == 1:
             on_rank(0, args, folder)
         else:
-            import torch.multiprocessing as mp
+            from torch.multiprocessing.spawn import spawn
 
-            mp.spawn(on_rank, (args, folder), args.ranks)
+            spawn(on_rank, (args, folder), args.ranks)
         print(Path(folder, "result.json").read_text())
 
 

@@ -7,7 +7,7 @@ The public names below are imported from their modules on first use (PEP 562), s
 from __future__ import annotations
 
 from pkgutil import resolve_name
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 __version__ = "0.1.0"
 
@@ -49,6 +49,7 @@ LAZY_NAMES: Final = {
     "Outputs": "nvdd_core.runtime",
     "SPEC_MPNN_GP": "nvdd_core.runtime",
     "SPEC_MPNN_HALO": "nvdd_core.runtime",
+    "SPEC_MPNN_WIDE": "nvdd_core.runtime",
     "Scope": "nvdd_core.runtime",
     "ShardedBatch": "nvdd_core.runtime",
     "current_dd_context": "nvdd_core.runtime",
@@ -64,6 +65,58 @@ LAZY_NAMES: Final = {
 }
 
 __all__ = ["__version__", *LAZY_NAMES]  # noqa: PLE0604 - every key is a str
+
+
+# The same names for type checkers, to which __getattr__ tells nothing; a test compares the two lists.
+if TYPE_CHECKING:
+    from nvdd_core.comm import HaloPlan as HaloPlan, Mesh as Mesh
+    from nvdd_core.dynamics import (
+        DomainParallel as DomainParallel,
+        HookScope as HookScope,
+        Langevin as Langevin,
+        VelocityVerlet as VelocityVerlet,
+    )
+    from nvdd_core.errors import InputError as InputError, NvddError as NvddError
+    from nvdd_core.plugins import (
+        AdapterDecl as AdapterDecl,
+        ModelDecl as ModelDecl,
+        PluginInfo as PluginInfo,
+        PluginManager as PluginManager,
+        Ref as Ref,
+        SpecDecl as SpecDecl,
+        default_manager as default_manager,
+        hookimpl as hookimpl,
+    )
+    from nvdd_core.runtime import (
+        SPEC_MPNN_GP as SPEC_MPNN_GP,
+        SPEC_MPNN_HALO as SPEC_MPNN_HALO,
+        SPEC_MPNN_WIDE as SPEC_MPNN_WIDE,
+        Batch as Batch,
+        DistributedManager as DistributedManager,
+        DistributedModel as DistributedModel,
+        DomainConfig as DomainConfig,
+        ForceStrategy as ForceStrategy,
+        LocalBatch as LocalBatch,
+        MLIPSpec as MLIPSpec,
+        Model as Model,
+        Outputs as Outputs,
+        Scope as Scope,
+        ShardedBatch as ShardedBatch,
+        current_dd_context as current_dd_context,
+        refresh_neighbors as refresh_neighbors,
+        scatter_to_owners as scatter_to_owners,
+        system_sum as system_sum,
+        to_local as to_local,
+    )
+    from nvdd_core.spec import (
+        CompilePolicy as CompilePolicy,
+        DistributionSpec as DistributionSpec,
+        OutputKind as OutputKind,
+        OutputSpec as OutputSpec,
+        Reduce as Reduce,
+        StrategyKind as StrategyKind,
+    )
+    from nvdd_core.tensor import ShardTensor as ShardTensor
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,7 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
@@ -77,6 +78,19 @@ class JobConfig(BaseModel):
     dtype: Literal["float64", "float32"] = "float64"
     strategy: Literal["halo", "graph-partition", "wide-halo"] = "halo"
 
+    @field_validator("grid", mode="before")
+    @classmethod
+    def _grid_from_text(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            dims = tuple(int(part) for part in value.split(","))
+        except ValueError:
+            dims = ()
+        if len(dims) != 3:
+            raise ValueError("expected three whole numbers, as in 2,2,1")
+        return dims
+
     @model_validator(mode="after")
     def _grid_fits(self) -> Self:
         if self.grid is None:
@@ -88,6 +102,10 @@ class JobConfig(BaseModel):
             shape = " x ".join(str(n) for n in self.grid)
             raise ValueError(f"a grid of {shape} needs {size} ranks, found ranks = {self.ranks}")
         return self
+
+    def inputs(self) -> tuple[Path, str]:
+        """Return the file that the work begins with, and what to call it."""
+        return self.structure, "structure file"
 
     def wanted_ranks(self) -> int | None:
         """Return the number of ranks that the job asks for, or None when it leaves that open."""
@@ -139,6 +157,8 @@ class RunJob(JobConfig):
         Steps between records; 0 turns trajectory or checkpoints off.
     overwrite : bool
         Replace the files of an earlier run in `output`. A flag only, never a key of a run file.
+    restart : Path or None
+        Checkpoint to go on from, up to step `steps`. A flag only, too.
     """
 
     ensemble: Literal["nve", "nvt-langevin"] = "nve"
@@ -153,12 +173,21 @@ class RunJob(JobConfig):
     trajectory_every: _Every = 100
     checkpoint_every: _Every = 0
     overwrite: StrictBool = False
+    restart: Path | None = None
 
     @model_validator(mode="after")
     def _thermostat_has_temperature(self) -> Self:
         if self.ensemble == "nvt-langevin" and self.temperature is None:
             raise ValueError("ensemble nvt-langevin needs a temperature (K)")
         return self
+
+    def inputs(self) -> tuple[Path, str]:
+        """Return the checkpoint of a restart, else the structure file, and what to call it."""
+        return super().inputs() if self.restart is None else (self.restart, "checkpoint")
+
+    def continues(self) -> bool:
+        """Return whether this goes on in the folder of the run that wrote the checkpoint, and adds to its files."""
+        return self.restart is not None and self.restart.resolve().parent == self.output_folder().resolve()
 
     def output_folder(self) -> Path:
         """Return the folder that the run writes to."""
@@ -167,7 +196,8 @@ class RunJob(JobConfig):
 
 J = TypeVar("J", bound=JobConfig)
 
-RUN_FILE_KEYS = tuple(key for key in RunJob.model_fields if key != "overwrite")
+_FLAGS_ONLY = {"overwrite", "restart"}
+RUN_FILE_KEYS = tuple(key for key in RunJob.model_fields if key not in _FLAGS_ONLY)
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
@@ -260,14 +290,14 @@ def _mistake(error: Any, where: Mapping[str, str]) -> str:
     if error["type"] == "missing":
         return f"no {name} given: pass --{name}"
     inside = f"[{']['.join(location[1:])}]" if len(location) > 1 and name in {"option", "grid"} else ""
-    message = str(error["msg"])
+    message = str(error["msg"]).removeprefix("Value error, ")
     return f"{source}{inside}: {message[:1].lower()}{message[1:]}, found {error['input']!r}"
 
 
 def run_toml(job: RunJob) -> str:
     """Write a job as a run file that gives the same job when read back (paths absolute)."""
     lines = ["# The resolved configuration of this run; `nvdd run FILE` repeats it."]
-    values = job.model_dump(exclude={"overwrite", "option"}, exclude_none=True)
+    values = job.model_dump(exclude={*_FLAGS_ONLY, "option"}, exclude_none=True)
     values["structure"] = str(job.structure.resolve())
     values["output"] = str(job.output_folder().resolve())
     lines += [f"{key} = {_toml(values[key])}" for key in RUN_FILE_KEYS if key in values]

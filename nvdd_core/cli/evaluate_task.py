@@ -20,7 +20,7 @@ from typing import Any, TextIO
 import torch
 
 from nvdd_core.cli.config import EvaluateJob
-from nvdd_core.cli.session import Session, group, prepare
+from nvdd_core.cli.session import Session, describe, group, prepare, read_systems
 from nvdd_core.dynamics import RowBlock, iter_row_blocks, replace_file
 from nvdd_core.errors import InputError
 from nvdd_core.partition import Box
@@ -39,7 +39,8 @@ UNITS = {
 def main(job: EvaluateJob) -> None:
     """Evaluate what `job` asks for; the report is written by rank 0 (collective)."""
     with _stdout_kept(only=job.json_path == "-") as out, group(job) as mesh:
-        session = prepare(job, mesh, job.index or (":" if job.batch else "-1"))
+        index = job.index or (":" if job.batch else "-1")
+        session = prepare(job, mesh, lambda: read_systems(job.structure, index))
         wanted = {"energy", "forces"}
         shown = _stress_shown(job, session)
         sharded = session.sharded
@@ -100,7 +101,8 @@ def _stress_shown(job: EvaluateJob, session: Session) -> list[bool]:
     """Return for each system whether its stress is reported."""
     sharded = session.sharded
     if job.stress is None:
-        return [bool(flag) for flag in sharded.pbc.all(1).tolist()]
+        given = "stress" in session.model.model.outputs
+        return [given and bool(flag) for flag in sharded.pbc.all(1).tolist()]
     if job.stress:
         volumes = torch.linalg.det(sharded.cell).abs().tolist()
         for system, volume in enumerate(volumes):
@@ -115,7 +117,7 @@ def _give_volume(sharded: ShardedBatch) -> None:
     Only open axes change, along which nothing depends on the cell; such a system's own stress isn't shown.
     """
     flat = torch.linalg.det(sharded.cell).abs() < _FLAT
-    complete = Box.from_cells(sharded.cell, sharded.pbc).cell
+    complete = Box.from_cells(sharded.cell, sharded.pbc, "system").cell
     sharded.cell = torch.where(flat[:, None, None], complete, sharded.cell)
 
 
@@ -132,6 +134,7 @@ def report_head(job: EvaluateJob, session: Session, outputs: Outputs, shown: lis
         "n_edges": sum(counts["edges"] for counts in ranks),
         "ranks": ranks,
         "model": job.model,
+        "cutoff": session.model.model.cutoff,
         "plugins": session.plugins,
         "units": UNITS,
     }
@@ -173,12 +176,10 @@ def _largest(blocks: Iterable[RowBlock]) -> float:
 def table(job: EvaluateJob, session: Session, head: dict[str, Any], largest_force: float) -> str:
     """Return the report as a table for people."""
     which = job.index or ("all" if job.batch else "last")
-    n_ranks, n_atoms = session.mesh.size, head["n_atoms"]
-    used = f"{job.dtype}, {session.mesh.device.type}, {n_ranks} rank{'' if n_ranks == 1 else 's'}"
     lines = [
         f"structure  {job.structure} (system: {which})",
-        f"model      {job.model} ({used})",
-        f"atoms      {n_atoms}",
+        f"model      {describe(job, session)}",
+        f"atoms      {head['n_atoms']}",
         f"edges      {head['n_edges']} (directed)",
         f"max |F|    {largest_force:.9g} eV/Angstrom",
     ]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES, JobConfig, parse_options
-from nvdd_core.cli.launch import found_group
+from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
 
@@ -74,28 +74,16 @@ def collect(flags: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     Raises
     ------
     InputError
-        When ``--option`` or ``--grid`` can't be read.
+        When ``--option`` can't be read.
     """
     values = {key: value for key, value in flags.items() if value is not None and value != ()}
     if "option" in values:
         values["option"] = parse_options(values["option"])
-    if "grid" in values:
-        values["grid"] = _grid(values["grid"])
     return values, {key: "--" + key.replace("_", "-") for key in values}
 
 
-def _grid(text: str) -> tuple[int, ...]:
-    try:
-        dims = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        dims = ()
-    if len(dims) != 3:
-        raise InputError(f"--grid {text!r}: expected three whole numbers, as in --grid 2,2,1")
-    return dims
-
-
 def check_inputs(job: JobConfig) -> None:
-    """Check that the structure file and the model's plugin are there, before processes are started.
+    """Check that the file to begin with and the model's plugin are there, before processes are started.
 
     Within a group this is left to the task, where only rank 0 needs the file and all ranks agree on errors.
 
@@ -106,7 +94,7 @@ def check_inputs(job: JobConfig) -> None:
     """
     if found_group() is not None:
         return
-    require_file(job.structure, "structure file")
+    require_file(*job.inputs())
     default_manager().model(job.model)
 
 

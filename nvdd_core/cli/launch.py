@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import pkgutil
-import re
 import signal
 import socket
 import sys
@@ -33,38 +32,12 @@ from nvdd_core.cli.failures import (
     wait_for_records,
     write_record,
 )
+from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError, NvddError
 
 _KINDS: dict[str, type[JobConfig]] = {kind.__name__: kind for kind in (EvaluateJob, RunJob)}
 _WORKER = Path(__file__).with_name("worker.py")
 _JOB_FILE = "job.json"
-
-
-def found_group(env: Mapping[str, str] | None = None) -> tuple[int, int] | None:
-    """Return (rank, size) of the group that this process was started in, or None.
-
-    Raises
-    ------
-    InputError
-        When the variables that describe the group are not numbers.
-    """
-    env = os.environ if env is None else env
-    known = [("RANK", "WORLD_SIZE", 1)]
-    # The shell of an sbatch script has the variables of a task, too, but srun alone sets a step's.
-    if "SLURM_JOB_ID" not in env or "SLURM_STEP_ID" in env:
-        known.append(("SLURM_PROCID", "SLURM_NTASKS", 2))
-    for rank, size, least in known:
-        if rank in env and size in env:
-            try:
-                place, count = int(env[rank]), int(env[size])
-            except ValueError:
-                raise InputError(
-                    f"{rank}={env[rank]!r} and {size}={env[size]!r} should be whole numbers, as torchrun and "
-                    "srun set them; unset them to start processes on this machine"
-                ) from None
-            if count >= least:
-                return place, count
-    return None
 
 
 def execute(task: str, job: JobConfig, *, debug: bool = False) -> None:
@@ -91,11 +64,9 @@ def execute(task: str, job: JobConfig, *, debug: bool = False) -> None:
                 f"{wanted} ranks asked for, but the group that this process was started in has {group[1]}; "
                 "leave --ranks out or start the group with that size"
             )
-        with _environment(slurm_meeting_point(os.environ)):
-            perform(task, job, rank=group[0])
+        perform(task, job, rank=group[0])
     elif wanted is None or wanted == 1:
-        with _environment({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}):
-            perform(task, job)
+        perform(task, job)
     else:
         with tempfile.TemporaryDirectory(prefix="nvdd-launch-") as folder:
             _launch(task, job, wanted, Path(folder), debug)
@@ -125,7 +96,7 @@ def _launch(task: str, job: JobConfig, ranks: int, folder: Path, debug: bool) ->
         "sys_path": [entry or os.getcwd() for entry in sys.path],
     }
     (folder / _JOB_FILE).write_text(json.dumps(order), encoding="utf-8")
-    with _environment(worker_environment(ranks, debug)), _quiet(debug), _signals_kept():
+    with _environment(worker_environment(debug)), _quiet(debug), _signals_kept():
         failures = _elastic(ranks, folder)
     if failures is None:
         return
@@ -174,13 +145,9 @@ def _elastic(ranks: int, folder: Path) -> dict[int, tuple[int, float]] | None:
     return None
 
 
-def worker_environment(ranks: int, debug: bool = False) -> dict[str, str]:
+def worker_environment(debug: bool = False) -> dict[str, str]:
     """Return the variables that workers on this machine get where the user has not set them."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        cores = os.cpu_count() or 1
-    wanted = {"OMP_NUM_THREADS": str(max(1, cores // ranks))}
+    wanted = {"OMP_NUM_THREADS": "1"}  # as torchrun does, and as `session.group` does for a single rank
     names = {name for _, name in socket.if_nameindex()}
     loopback = next((name for name in ("lo", "lo0") if name in names), None)
     if loopback is not None:
@@ -188,20 +155,6 @@ def worker_environment(ranks: int, debug: bool = False) -> dict[str, str]:
     if not debug:  # torch's C++ side reports each lost connection at length; the one line of ours says it all
         wanted["TORCH_CPP_LOG_LEVEL"] = "FATAL"
     return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-def slurm_meeting_point(env: Mapping[str, str]) -> dict[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT, where missing, from what srun tells; nothing under torchrun."""
-    if "RANK" in env:
-        return {}
-    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-    # The first host of a list such as "gpu[07-09,12],login1".
-    first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
-    host = "".join(part or "" for part in first.groups()) if first else nodes
-    number = f"{env.get('SLURM_JOB_ID', '0')}{env.get('SLURM_STEP_ID', '0')}"
-    port = 20_000 + int(re.sub(r"\D", "", number) or 0) % 20_000
-    wanted = {"MASTER_ADDR": host, "MASTER_PORT": str(port)}
-    return {name: value for name, value in wanted.items() if name not in env}
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def check_output(job: RunJob) -> None:
         raise InputError(
             f"output folder {folder} holds the structure file of this run; choose another --output"
         )
-    if any(folder.iterdir()) and not job.overwrite:
+    if any(folder.iterdir()) and not (job.overwrite or job.continues()):
         raise InputError(
             f"output folder {folder} is not empty; pass --overwrite to replace the files of an earlier run "
             "in it, or choose another --output"
@@ -46,6 +46,8 @@ def check_output(job: RunJob) -> None:
 
 def prepare_output(job: RunJob) -> Path:
     """Create the output folder, remove an earlier run's files and write the resolved configuration.
+
+    A restart in the folder of its own run keeps log, trajectory and checkpoint.
 
     Raises
     ------
@@ -56,7 +58,7 @@ def prepare_output(job: RunJob) -> Path:
     folder = job.output_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in OURS:
+        for name in (SUMMARY, PLOT, FINAL) if job.continues() else OURS:
             (folder / name).unlink(missing_ok=True)
         (folder / RESOLVED).write_text(run_toml(job), encoding="utf-8")
     except OSError as exc:

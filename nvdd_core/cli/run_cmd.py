@@ -13,14 +13,16 @@ import click
 
 from nvdd_core.cli.config import ENSEMBLES, RunJob, build, read_run_file
 from nvdd_core.cli.flags import check_inputs, collect, debug_flag, group_flags, model_flags
-from nvdd_core.cli.launch import execute, found_group
+from nvdd_core.cli.launch import execute
 from nvdd_core.cli.output import check_output
+from nvdd_core.environment import found_group
+from nvdd_core.errors import InputError
 
 TASK = "nvdd_core.cli.run_task:main"
 
 
 @click.command("run", short_help="Molecular dynamics of a structure file.")
-@click.argument("run_file", metavar="[RUN.toml]", required=False, type=click.Path(path_type=Path))
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
 @click.option("--structure", type=click.Path(path_type=Path), help="Structure file that ASE can read.")
 @model_flags
 @click.option("--ensemble", type=click.Choice(ENSEMBLES), help="[default: nve]")
@@ -48,20 +50,35 @@ TASK = "nvdd_core.cli.run_task:main"
 @click.option(
     "--checkpoint-every", type=int, metavar="N", help="Steps between checkpoints, 0 for none.  [default: 0]"
 )
+@click.option(
+    "--restart",
+    type=click.Path(path_type=Path),
+    metavar="CHECKPOINT",
+    help="Go on from a checkpoint, up to step --steps; give the run file and flags of the run that wrote it.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace the files of an earlier run in the output folder.")
 @debug_flag
-def run(run_file: Path | None, overwrite: bool, debug: bool, **flags: Any) -> None:
-    """Run molecular dynamics as RUN.toml and the flags say; flags win.
+def run(file: Path | None, overwrite: bool, debug: bool, **flags: Any) -> None:
+    """Run molecular dynamics as FILE and the flags say; flags win.
 
-    RUN.toml has the same keys as the flags (with _ for -), the options of the model in a table [option];
-    relative paths in it are taken from its own folder. The output folder gets log.csv, trajectory.xyz,
-    final.xyz, summary.json, run.png and run.toml, the configuration that was used.
+    A FILE whose name ends in .toml is a run file: the same keys as the flags (with _ for -), the options of the
+    model in a table [option]; relative paths in it are taken from its own folder. Any other FILE is the
+    structure, as with --structure. The output folder gets log.csv, trajectory.xyz, final.xyz, summary.json,
+    run.png, checkpoint.safetensors (with --checkpoint-every) and run.toml, the configuration that was used.
     """
-    in_file = read_run_file(run_file) if run_file is not None else {}
+    in_file: dict[str, Any] = {}
+    if file is not None and file.suffix.lower() == ".toml":
+        in_file = read_run_file(file)
+    elif file is not None:
+        if flags["structure"] is not None:
+            raise InputError(
+                f"two structures: {file} and --structure {flags['structure']}; give one (a run file ends in .toml)"
+            )
+        flags["structure"] = file
     values, where = collect(flags)
     if isinstance(in_file.get("option"), dict) and "option" in values:
         values["option"] = {**in_file["option"], **values["option"]}
-    sources = {key: f"{run_file}: {key}" for key in in_file} | where
+    sources = {key: f"{file}: {key}" for key in in_file} | where
     job = build(RunJob, {**in_file, **values, "overwrite": overwrite}, sources)
     check_inputs(job)
     if found_group() is None:

@@ -1,7 +1,8 @@
 """The work of `nvdd run`, on every rank of its group.
 
 `main` reads, spreads and evaluates the structure once (so that what can't be run leaves no output behind), then
-runs the dynamics with the writers that the job asks for, and closes with the summary and the picture.
+runs the dynamics with the writers that the job asks for, and closes with the summary and the picture. A restart
+begins with a checkpoint instead, and adds to the files of the run that wrote it.
 
 Invariant: files are rank 0's alone; what they hold doesn't depend on the number of ranks. Layer: cli.
 """
@@ -19,10 +20,12 @@ import torch
 import nvdd_core
 from nvdd_core.cli import output
 from nvdd_core.cli.config import RunJob
+from nvdd_core.cli.flags import require_file
 from nvdd_core.cli.progress import ProgressHook
-from nvdd_core.cli.session import Session, group, prepare
-from nvdd_core.comm import CommTally, agreed
+from nvdd_core.cli.session import Session, describe, group, prepare, read_systems
+from nvdd_core.comm import CommTally, Mesh, agreed
 from nvdd_core.dynamics import (
+    Checkpoint,
     CheckpointWriter,
     Hook,
     HookContext,
@@ -39,9 +42,13 @@ from nvdd_core.dynamics import (
     initial_velocities,
     is_due,
     plot_run,
+    trim_log,
+    trim_partial_frame,
     write_summary,
 )
 from nvdd_core.dynamics.domain_parallel import DomainParallel
+from nvdd_core.errors import InputError
+from nvdd_core.runtime import Batch
 
 
 class LastStep:
@@ -79,25 +86,64 @@ class LastStep:
 def main(job: RunJob) -> None:
     """Run what `job` asks for (collective)."""
     with group(job) as mesh:
-        session = prepare(job, mesh, "-1", skin=job.skin)
-        note = start_velocities(job, session)
+        saved = open_checkpoint(job, mesh)
+        start = mesh.broadcast_object(0 if saved is None else saved.step)
+        session = prepare(job, mesh, lambda: first_batch(job, saved), skin=job.skin)
+        integrator, folder = make_integrator(job), job.output_folder()
+        note = start_velocities(job, session) if job.restart is None else changes(saved, integrator)
         session.model(session.sharded)
-        folder = job.output_folder()
         with agreed(mesh):
             if mesh.rank == 0:
                 output.prepare_output(job)
-                sys.stderr.write(note)
-        integrator = make_integrator(job)
+                cut_back(job, folder, start)
+                sys.stderr.write(f"nvdd: {session.sharded.n_global} atoms, {describe(job, session)}\n{note}")
         runner = DomainParallel(integrator, session.model, make_hooks(job, folder, integrator))
         session.model.timer.reset()
         before, rebuilds, begun = mesh.counter.snapshot(), session.model.n_rebuilds, time.perf_counter()
-        runner.run(session.sharded, job.steps)
+        runner.run(session.sharded, job.steps - start, start)
         wall = time.perf_counter() - begun
         report = rank_report(session, before, rebuilds, wall)
         reports = mesh.all_gather_objects(report)
         with agreed(mesh):
             if mesh.rank == 0:
-                finish(job, session, folder, reports)
+                finish(job, session, folder, reports, job.steps - start)
+
+
+def open_checkpoint(job: RunJob, mesh: Mesh) -> Checkpoint | None:
+    """Open the checkpoint of a restart on rank 0; None elsewhere and for a run from the start (collective)."""
+    saved = None
+    with agreed(mesh):
+        if mesh.rank == 0 and job.restart is not None:
+            require_file(*job.inputs())
+            saved = Checkpoint(job.restart)
+            if saved.step >= job.steps:
+                raise InputError(
+                    f"checkpoint {job.restart}: it is at step {saved.step} already and steps is {job.steps}, the "
+                    "last step of the whole run; give more --steps"
+                )
+    return saved
+
+
+def first_batch(job: RunJob, saved: Checkpoint | None) -> Batch:
+    """Return what the run begins with."""
+    return read_systems(job.structure, "-1") if saved is None else saved.batch()
+
+
+def changes(saved: Checkpoint | None, integrator: Integrator) -> str:
+    """Return a note for the user where the integrator is not the one that the checkpoint was written with."""
+    before = {} if saved is None else saved.info.get("integrator")
+    if not isinstance(before, dict):
+        return ""
+    now = integrator.parameters()
+    other = [f"{k} {before[k]} -> {now[k]}" for k in now if k in before and before[k] != now[k]]
+    return f"nvdd: other than before the restart: {', '.join(other)}\n" if other else ""
+
+
+def cut_back(job: RunJob, folder: Path, step: int) -> None:
+    """Cut from log and trajectory what an ended run wrote after its checkpoint; the restart writes it again."""
+    for name, cut in ((output.LOG, trim_log), (output.TRAJECTORY, trim_partial_frame)):
+        if job.continues() and (folder / name).exists():
+            cut(folder / name, step)
 
 
 def start_velocities(job: RunJob, session: Session) -> str:
@@ -133,16 +179,16 @@ def make_integrator(job: RunJob) -> Integrator:
 def make_hooks(job: RunJob, folder: Path, integrator: Integrator) -> list[Hook]:
     """Return the writers that the job asks for, the same on every rank."""
     hooks: list[Hook] = [
-        LogWriter(folder / output.LOG, job.log_every),
+        LogWriter(folder / output.LOG, job.log_every, append=job.continues()),
         ProgressHook(job.steps, job.dt, job.log_every, sys.stderr),
     ]
-    kept = list(hooks)
-    if job.checkpoint_every:
-        kept.append(CheckpointWriter(folder / output.CHECKPOINT, job.checkpoint_every, integrator))
-        hooks.append(kept[-1])
+    last = LastStep(job.steps, list(hooks), TrajectoryWriter(folder / output.FINAL, 1))
     if job.trajectory_every:
-        hooks.append(TrajectoryWriter(folder / output.TRAJECTORY, job.trajectory_every))
-    return [*hooks, LastStep(job.steps, kept, TrajectoryWriter(folder / output.FINAL, 1))]
+        trajectory = folder / output.TRAJECTORY
+        hooks.append(TrajectoryWriter(trajectory, job.trajectory_every, append=job.continues()))
+    if job.checkpoint_every:  # after the others, so that a restart finds what they wrote up to its step
+        hooks.append(CheckpointWriter(folder / output.CHECKPOINT, job.checkpoint_every, integrator))
+    return [*hooks, last]
 
 
 def rank_report(session: Session, before: CommTally, rebuilds: int, wall_s: float) -> RankReport:
@@ -165,16 +211,17 @@ def rank_report(session: Session, before: CommTally, rebuilds: int, wall_s: floa
     )
 
 
-def finish(job: RunJob, session: Session, folder: Path, reports: Sequence[RankReport]) -> None:
-    """Write summary and picture, and tell where everything is (rank 0)."""
+def finish(job: RunJob, session: Session, folder: Path, reports: Sequence[RankReport], steps: int) -> None:
+    """Write summary and picture, and tell where everything is (rank 0); `steps` were done here."""
     about = {
         **job.model_dump(mode="json", exclude={"overwrite", "output"}),
         "structure": str(job.structure.resolve()),
+        "cutoff": session.model.model.cutoff,
         "device": session.mesh.device.type,
         "plugins": session.plugins,
         "versions": {"nvdd-core": nvdd_core.__version__, "torch": torch.__version__},
     }
-    summary = build_summary(reports, steps=job.steps, dt_fs=job.dt, run=about)
+    summary = build_summary(reports, steps=steps, dt_fs=job.dt, run=about)
     write_summary(folder / output.SUMMARY, summary)
     picture = can_plot()
     if picture:
@@ -185,7 +232,7 @@ def finish(job: RunJob, session: Session, folder: Path, reports: Sequence[RankRe
         )
     written = ", ".join(name for name in output.OURS if (folder / name).exists())
     sys.stdout.write(
-        f"{session.sharded.n_global} atoms, {job.steps} steps in {summary['wall_s']:.1f} s on {len(reports)} "
+        f"{session.sharded.n_global} atoms, {steps} steps in {summary['wall_s']:.1f} s on {len(reports)} "
         f"rank{'' if len(reports) == 1 else 's'}: {summary['steps_per_s']:.1f} steps/s, "
         f"{summary['ns_per_day']:.3g} ns/day\noutput in {folder}: {written}\n"
     )

@@ -1,7 +1,7 @@
 """What `nvdd evaluate` and `nvdd run` do alike: form the group, load the model, read and spread atoms.
 
 `group` yields the mesh of a command's ranks inside a fault scope, `load_model` makes the plugin's model,
-`read_systems` reads the structure on rank 0, and `prepare` does all of it.
+`read_systems` reads a structure file, and `prepare` does all of it.
 
 Invariant: a step that can fail on one rank only is agreed by all ranks before the next one begins.
 Layer: cli.
@@ -10,13 +10,13 @@ Layer: cli.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import ase
 import torch
 
 from nvdd_core.cli.config import JobConfig
@@ -55,12 +55,46 @@ class Session:
 @contextmanager
 def group(job: JobConfig) -> Iterator[Mesh]:
     """Yield the mesh of this process's group; a failure in the body ends all ranks alike."""
-    with DistributedManager(job.device) as manager, group_scope(manager.mesh):
+    with DistributedManager(job.device) as manager, _threads(manager.mesh), group_scope(manager.mesh):
         yield manager.mesh
 
 
-def prepare(job: JobConfig, mesh: Mesh, index: str, skin: float = 0.0) -> Session:
-    """Load the model, read systems `index` of the structure file and spread them (collective).
+@contextmanager
+def _threads(mesh: Mesh) -> Iterator[None]:
+    """Compute with one thread on a CPU, unless OMP_NUM_THREADS says otherwise.
+
+    A second thread gains a tenth at 32,000 atoms, nothing below, and costs half the speed and more where the
+    machine has other work, since threads of one pool wait for each other by spinning. More ranks use more cores.
+    """
+    before = torch.get_num_threads()
+    if mesh.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def describe(job: JobConfig, session: Session) -> str:
+    """Return what computes, in words: the model, its precision and cutoff, device and ranks."""
+    n_ranks = session.mesh.size
+    return (
+        f"{job.model} ({job.dtype}, {session.mesh.device.type}, {n_ranks} rank{'' if n_ranks == 1 else 's'}), "
+        f"cutoff {session.model.model.cutoff:.6g} A"
+    )
+
+
+def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float = 0.0) -> Session:
+    """Load the model, read the systems and spread them (collective).
+
+    Parameters
+    ----------
+    job : JobConfig
+    mesh : Mesh
+    read : callable
+        Called on rank 0 for the systems.
+    skin : float
+        Angstrom.
 
     Raises
     ------
@@ -73,9 +107,7 @@ def prepare(job: JobConfig, mesh: Mesh, index: str, skin: float = 0.0) -> Sessio
     with agreed(mesh):
         model = load_model(job, mesh.device)
     with agreed(mesh):
-        batch = None
-        if mesh.rank == 0:
-            batch = Batch.from_ase(read_systems(job.structure, index))
+        batch = read() if mesh.rank == 0 else None
     sharded = ShardedBatch.scatter(batch, mesh)
     config = DomainConfig(skin=skin, grid_dims=job.grid, strategy=strategy_kind(job.strategy))
     return Session(mesh, DistributedModel(model, config, mesh), sharded, plugins)
@@ -133,7 +165,7 @@ def _check_options(job: JobConfig, loader: Callable[..., object]) -> None:
         raise InputError(f"model '{job.model}' needs the option '{missing[0]}'")
 
 
-def read_systems(path: Path, index: str) -> list[ase.Atoms]:
+def read_systems(path: Path, index: str) -> Batch:
     """Read systems of a file with ASE.
 
     Raises
@@ -154,4 +186,4 @@ def read_systems(path: Path, index: str) -> list[ase.Atoms]:
     systems = [found] if isinstance(found, ase.Atoms) else list(found)
     if not systems:
         raise InputError(f"structure file {path}: there is no system {index} in it")
-    return systems
+    return Batch.from_ase(systems)

@@ -3,9 +3,10 @@
 from nvdd_core.comm.counter import CommCounter, CommTally
 from nvdd_core.comm.faults import Fault, agreed, group_scope
 from nvdd_core.comm.halo import HaloPlan, all_reduce_sum_symmetric
-from nvdd_core.comm.mesh import Mesh, Pending
+from nvdd_core.comm.mesh import TIMEOUT_S, Mesh, Pending
 
 __all__ = [
+    "TIMEOUT_S",
     "CommCounter",
     "CommTally",
     "Fault",

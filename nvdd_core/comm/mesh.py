@@ -30,6 +30,9 @@ from nvdd_core.errors import RankLostError
 
 T = TypeVar("T")
 
+TIMEOUT_S = 1800.0
+"""Seconds that a rank waits for one that is alive but doesn't answer, where nobody says otherwise."""
+
 _MESHES: weakref.WeakValueDictionary[int, Mesh] = weakref.WeakValueDictionary()
 _NEXT_ID = itertools.count()
 
@@ -74,6 +77,19 @@ class Pending:
         self._tensor.record_stream(side)
         done.synchronize()
         return [float(v) for v in numbers.tolist()]
+
+
+class _Vote(Pending):
+    """Numbers on a GPU that are summed on the hosts."""
+
+    def __init__(self, numbers: torch.Tensor, lane: SharedLane) -> None:
+        super().__init__(numbers)
+        self._lane = lane
+
+    def host(self, n: int) -> list[float]:
+        total = torch.tensor(super().host(n), dtype=torch.float64)
+        self._lane.all_reduce_(total, torch.add)()
+        return [float(v) for v in total]
 
 
 _SIDE_STREAMS: dict[torch.device, torch.cuda.Stream] = {}
@@ -127,13 +143,21 @@ class Mesh:
 
     @classmethod
     def from_process_group(
-        cls, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu"
+        cls,
+        group: dist.ProcessGroup | None = None,
+        device: torch.device | str = "cpu",
+        timeout_s: float = TIMEOUT_S,
     ) -> Mesh:
-        """Wrap an initialised process group (default: torch's default group)."""
+        """Wrap an initialised process group (default: torch's default group) (collective).
+
+        `timeout_s` is for waiting in shared memory; the group has a limit of its own from its start.
+        """
         group = group if group is not None else dist.group.WORLD
         mesh = cls(dist.get_rank(group), dist.get_world_size(group), torch.device(device), group)
         if mesh.size > 1:
-            mesh._lane = open_lane(mesh.rank, mesh.size, mesh.broadcast_object, mesh.all_gather_objects)
+            mesh._lane = open_lane(
+                mesh.rank, mesh.size, mesh.broadcast_object, mesh.all_gather_objects, timeout_s
+            )
             if mesh._lane is not None:
                 weakref.finalize(mesh, mesh._lane.close)
         return mesh
@@ -144,11 +168,12 @@ class Mesh:
         size: int,
         device: torch.device | str = "cpu",
         init_method: str = "env://",
-        timeout_s: float = 1800.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> Mesh:
         """Start torch's default process group and wrap it (collective).
 
-        GPU tensors travel by NCCL, CPU tensors by gloo.
+        GPU tensors travel by NCCL, CPU tensors by gloo or through shared memory. A rank that waits longer than
+        `timeout_s` seconds for another one gives up.
         """
         device = torch.device(device)
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -160,7 +185,7 @@ class Mesh:
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
             )
-        return Mesh.from_process_group(device=device)
+        return Mesh.from_process_group(device=device, timeout_s=timeout_s)
 
     def close(self, *, failed: bool = False) -> None:
         """End the process group; the mesh can't be used afterwards.
@@ -172,7 +197,7 @@ class Mesh:
         """
         _MESHES.pop(self.id, None)
         if self._lane is not None:
-            self._lane.close(linger=not failed)
+            self._lane.close(0.0 if failed else TIMEOUT_S)
             self._lane = None
         if self.group is not None and dist.is_initialized():
             dist.destroy_process_group()
@@ -201,6 +226,17 @@ class Mesh:
     def start_all_reduce_sum_(self, t: torch.Tensor) -> Pending:
         """Begin to sum `t` over ranks in place (collective); `Pending.wait` gives the sum."""
         return self._all_reduce(t, dist.ReduceOp.SUM)
+
+    def start_vote(self, numbers: torch.Tensor) -> Pending:
+        """Begin to sum a few numbers that only the host will read, by `Pending.host` (collective).
+
+        GPUs of one host need no collective of their own for it: each host reads its numbers and the hosts meet
+        in shared memory.
+        """
+        if self._lane is None or not numbers.is_cuda:
+            return self.start_all_reduce_sum_(numbers)
+        self.counter.add("all_reduce", numbers.numel() * numbers.element_size())
+        return _Vote(numbers, self._lane)
 
     def _all_reduce(self, t: torch.Tensor, op: Any) -> Pending:
         if self.size == 1:

@@ -6,7 +6,7 @@ helps. Each rank writes its message into a slot of its own and raises its sequen
 number, copy what is theirs and say so. Two slots alternate, so a rank can be two operations ahead.
 
 Slots are anonymous memory (memfd) that peers open through /proc, so a killed run leaves nothing behind. A peer that
-dies or closes while somebody waits for it raises `RankLostError` there.
+dies or closes while somebody waits for it, or doesn't answer within the time limit, raises `RankLostError` there.
 
 Invariant: all ranks post the same operations in the same order; a slot is overwritten only after every reader is
 done with it. Plain stores and loads suffice as x86 keeps their order; elsewhere the lane is not opened.
@@ -44,8 +44,8 @@ Finish = Callable[[], None]
 class SharedLane:
     """One mesh's way through shared memory; made by `open_lane`."""
 
-    def __init__(self, rank: int, size: int, block: _Slot) -> None:
-        self.rank, self.size = rank, size
+    def __init__(self, rank: int, size: int, block: _Slot, timeout_s: float) -> None:
+        self.rank, self.size, self._timeout_s = rank, size, timeout_s
         self._block_of_control = block  # keeps the memory open for peers
         self._control = block.numbers[: _COLUMNS * size].reshape(size, _COLUMNS)
         self._control[rank, _PID] = os.getpid()
@@ -101,15 +101,15 @@ class SharedLane:
 
         return self._later(number, finish)
 
-    def close(self, *, linger: bool = True) -> None:
-        """Leave the lane; with `linger`, only after every peer has read what was posted here."""
+    def close(self, linger_s: float = _LINGER_S) -> None:
+        """Leave the lane, after every peer has read what was posted here or `linger_s` seconds have passed."""
         if not self._open:
             return
         self._open = False
-        if linger:
+        if linger_s:
             with suppress(RankLostError):  # a peer that is gone reads nothing any more
                 self._finish_upto(self._last)
-        end = time.monotonic() + (_LINGER_S if linger else 0.0)
+        end = time.monotonic() + linger_s
         while time.monotonic() < end and any(
             self._control[r, _DONE] < self._last and not self._control[r, _CLOSED] and self._is_alive(r)
             for r in self._peers
@@ -193,15 +193,22 @@ class SharedLane:
             if cell[column] >= number:
                 return
             os.sched_yield()
-        checked = time.monotonic()
+        begun = checked = time.monotonic()
         while cell[column] < number:
             time.sleep(5e-5)
-            if time.monotonic() - checked > 0.02:
-                checked = time.monotonic()
+            now = time.monotonic()
+            if now - checked > 0.02:
+                checked = now
                 if (cell[_CLOSED] or not self._is_alive(peer)) and cell[column] < number:
                     raise RankLostError(
                         f"rank {self.rank}: rank {peer} left the group. It died or was stopped; look at its own "
                         "error or the system log, then restart from the last checkpoint"
+                    )
+                if now - begun > self._timeout_s and cell[column] < number:
+                    raise RankLostError(
+                        f"rank {self.rank}: rank {peer} is alive but has not answered for {now - begun:.0f} s (the "
+                        f"limit is {self._timeout_s:g} s). It hangs or was suspended; end the run, look at what that "
+                        "process does, then restart from the last checkpoint"
                     )
 
     def _is_alive(self, peer: int) -> bool:
@@ -245,7 +252,11 @@ class _Slot:
 
 
 def open_lane(
-    rank: int, size: int, broadcast: Callable[[Any], Any], gather: Callable[[Any], list[Any]]
+    rank: int,
+    size: int,
+    broadcast: Callable[[Any], Any],
+    gather: Callable[[Any], list[Any]],
+    timeout_s: float,
 ) -> SharedLane | None:
     """Open a lane if all ranks are on one host that can have one, else return None on every rank (collective).
 
@@ -256,6 +267,8 @@ def open_lane(
         Sends rank 0's picklable argument to all ranks.
     gather : callable
         Collects every rank's picklable argument.
+    timeout_s : float
+        How long to wait for a peer that is alive but doesn't answer, seconds.
     """
     here = (platform.node(), _boot_id()) if _is_possible() else None
     hosts = gather(here)
@@ -267,7 +280,7 @@ def open_lane(
         block = _Slot.attach(*place) if block is None else block
     except OSError:  # another user, another container: no way through /proc
         block = None
-    lane = None if block is None else SharedLane(rank, size, block)
+    lane = None if block is None else SharedLane(rank, size, block, timeout_s)
     return lane if all(gather(lane is not None)) else None
 
 

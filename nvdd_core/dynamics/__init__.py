@@ -10,7 +10,9 @@ from nvdd_core.dynamics.hooks import (
     HookContext,
     HookScope,
     ManagedHook,
+    RestartHook,
     StepInfo,
+    any_begins_anew,
     any_due,
     close_hooks,
     finish_hooks,
@@ -36,7 +38,7 @@ from nvdd_core.dynamics.velocities import (
     remove_momentum,
     rescale_to_temperature,
 )
-from nvdd_core.dynamics.writers import LogWriter, TrajectoryWriter, trim_partial_frame
+from nvdd_core.dynamics.writers import LogWriter, TrajectoryWriter, trim_log, trim_partial_frame
 
 __all__ = [
     "Checkpoint",
@@ -52,10 +54,12 @@ __all__ = [
     "MDState",
     "ManagedHook",
     "RankReport",
+    "RestartHook",
     "RowBlock",
     "StepInfo",
     "TrajectoryWriter",
     "VelocityVerlet",
+    "any_begins_anew",
     "any_due",
     "build_summary",
     "can_plot",
@@ -78,6 +82,7 @@ __all__ = [
     "rescale_to_temperature",
     "run_hooks",
     "temperature",
+    "trim_log",
     "trim_partial_frame",
     "write_checkpoint",
     "write_json",

@@ -30,11 +30,14 @@ from nvdd_core.dynamics.files import replace_file
 from nvdd_core.dynamics.hooks import HookContext, HookScope, check_every
 from nvdd_core.dynamics.integrators import Integrator
 from nvdd_core.errors import InputError
+from nvdd_core.runtime.batch import Batch
 
 _FORMAT = "nvdd-checkpoint"
 _VERSION = 1
 _ROWS = "rows."
 _GLOBALS = "global."
+_FIELDS = "fields."
+_STATE = ("positions", "velocities", "masses", "numbers", "system")
 _MAX_HEADER = 2**24
 _DTYPES = {
     "F64": torch.float64,
@@ -245,6 +248,31 @@ class Checkpoint:
         names = (name for name in self._arrays if name.startswith(_GLOBALS))
         return {name.removeprefix(_GLOBALS): self._read_whole(self._arrays[name]) for name in names}
 
+    def batch(self) -> Batch:
+        """Return the whole system as it was, all rows in memory.
+
+        Raises
+        ------
+        InputError
+            If the file lacks something that a run needs.
+        """
+        rows, whole = self.rows(), self.globals()
+        missing = [name for name in _STATE if name not in rows] + [
+            n for n in ("cell", "pbc") if n not in whole
+        ]
+        if missing:
+            raise InputError(
+                f"the checkpoint {self.path} has no {', '.join(missing)}; give one that 'nvdd run' or a "
+                "CheckpointWriter wrote"
+            )
+        return Batch(
+            **{name: rows[name] for name in _STATE},
+            cell=whole["cell"],
+            pbc=whole["pbc"],
+            ids=torch.arange(self.n_rows),
+            fields={name.removeprefix(_FIELDS): t for name, t in rows.items() if name.startswith(_FIELDS)},
+        )
+
     def _read(self, array: _Array, start: int, stop: int) -> torch.Tensor:
         span = slice(array.start + start * array.row_bytes, array.start + stop * array.row_bytes)
         return self._tensor(array.dtype, (stop - start, *array.shape[1:]), span)
@@ -287,7 +315,8 @@ class CheckpointWriter:
 
     Writes positions, velocities, forces, masses, numbers, system and further per-row fields; cell and pbc;
     the step and the integrator's parameters. Noise is keyed by the step, so this is all that a restart
-    needs.
+    needs: `Checkpoint.batch` gives it the rows, ``start_step`` of `DomainParallel.run` the step. On the same
+    number of ranks it then repeats, bit by bit, what this run does after the checkpoint.
 
     Parameters
     ----------
@@ -311,6 +340,7 @@ class CheckpointWriter:
     """
 
     scope = HookScope.GLOBAL
+    begins_anew = True
 
     def __init__(
         self,
@@ -337,7 +367,7 @@ class CheckpointWriter:
             "masses": ctx.state.masses,
             "numbers": ctx.sharded.numbers,
             "system": ctx.sharded.system,
-            **{f"fields.{name}": value for name, value in ctx.sharded.fields.items()},
+            **{_FIELDS + name: value for name, value in ctx.sharded.fields.items()},
         }
         write_checkpoint(
             self.path,

@@ -3,7 +3,8 @@
 A step without a due hook has one exchange of positions and one small all-reduce, which carries "a row moved too
 far" and "a force is not finite" and runs while the forces are computed. Forces that turn out to rest on an old
 list are computed again after the rebuild, before they are used. A step with a due hook measures: its all-reduce
-carries energies and kinetic energy too.
+carries energies and kinetic energy too. Where a hook saved a restart or changed the cell, the run begins anew from
+the rows as they are.
 
 Invariant: every rank takes the same decisions from reduced numbers; the state advances by accepted forces only.
 Layer: dynamics.
@@ -11,6 +12,7 @@ Layer: dynamics.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,10 +21,13 @@ from nvdd_core.comm import Pending
 from nvdd_core.dynamics.hooks import (
     Hook,
     HookContext,
+    HookScope,
     StepInfo,
+    any_begins_anew,
     any_due,
     close_hooks,
     finish_hooks,
+    is_due,
     run_hooks,
 )
 from nvdd_core.dynamics.integrators import Integrator
@@ -61,7 +66,7 @@ class DomainParallel:
         steps : int
             0 only measures.
         start_step : int
-            Steps done before, for a run that goes on; it keys the noise.
+            Steps done before, for a run that goes on; it keys the noise. Hooks are not called again for this step.
 
         Returns
         -------
@@ -71,7 +76,8 @@ class DomainParallel:
         Raises
         ------
         InputError
-            On every rank, for a negative number of steps or a model that can't serve the batch.
+            On every rank, for a negative number of steps, a model that can't serve the batch, or a cell that
+            was changed on rank 0 only.
         NumericalError
             On every rank, when a position or force is not finite.
         """
@@ -90,15 +96,13 @@ class _Run:
         self.owner, self.sharded = owner, sharded
         self.model, self.integrator, self.timer = owner.model, owner.integrator, owner.timer
         measured = {"energy", "forces"}
-        self._volume = 0.0
         if sharded.n_systems == 1 and bool(sharded.pbc.all()) and "stress" in self.model.model.outputs:
             measured.add("stress")
-            self._volume = float(torch.linalg.det(sharded.cell[0]).abs())
         self._measured = frozenset(measured)
+        self.model.check_outputs(self._measured)
         self._degrees = degrees_of_freedom(
             sharded.n_global, momentum_conserved=self.integrator.conserves_momentum
         )
-        self.model.rebuild(sharded, check=True)
         self.state = MDState(
             sharded.positions,
             sharded.velocities,
@@ -107,17 +111,30 @@ class _Run:
             sharded.ids,
             start_step,
         )
-        self._partial = self.model.compute(sharded, self._measured)
-        self._take_forces()
+        self._begin(check=True)
         self.integrator.init(self.state)
+
+    def _begin(self, *, check: bool = False) -> None:
+        """Make a domain of the rows as they are, keeping nothing of the one before, and evaluate (collective)."""
+        cell = self.sharded.cell
+        self._cell, self._cell_version = cell, _version(cell)
+        self._volume = float(torch.linalg.det(cell[0]).abs())
+        self.model.rebuild(self.sharded, check=check, anew=True)
+        self._follow_rows()
+        self._partial = self.model.compute(self.sharded, self._measured)
+        self._take_forces()
+        self._is_stale = False
 
     def advance(self, steps: int) -> StepInfo:
         """Do `steps` steps; return what the last one measured."""
         totals = self._reduce(None).wait()
         info = self._measured_info(totals)
-        self._call_hooks(info)
+        if self.state.step == 0:
+            self._call_hooks(info)
         last = self.state.step + steps
         while self.state.step < last:
+            if self._is_stale:
+                self._begin()
             due = any_due(self.owner.hooks, self.state.step + 1) or self.state.step + 1 == last
             self.timer.next_step()
             with self.timer.phase("integrate"):
@@ -133,12 +150,12 @@ class _Run:
         return info
 
     def _finish_plain(self, flag: torch.Tensor) -> None:
-        pending = self.model.reduce(Partial(None, self.state.forces, None, None), flag)
+        pending = self.model.vote(flag, self.state.forces)
         partial = self.model.compute(self.sharded, _FORCES)
         with self.timer.phase("reduce"):
-            moved, check = pending.host(2)
-        if check != 0.0:  # NaN: the forces of the step before
-            self.model.check_finite(self.sharded, self._partial, torch.tensor(check))
+            moved = pending.host(1)[0]
+        if math.isnan(moved):  # the forces of the step before, or positions, which the rebuild then names
+            self.model.refuse_not_finite(self.sharded, self._partial)
         if moved != 0.0:
             partial = self._rebuilt(_FORCES)
         self._partial = partial
@@ -168,10 +185,13 @@ class _Run:
     def _rebuilt(self, wanted: frozenset[str]) -> Partial:
         """Rebuild the domain, follow the rows that moved, and evaluate (collective)."""
         self.model.rebuild(self.sharded)
+        self._follow_rows()
+        return self.model.compute(self.sharded, wanted)
+
+    def _follow_rows(self) -> None:
         sharded, state = self.sharded, self.state
         state.positions, state.velocities = sharded.positions, sharded.velocities
         state.masses, state.ids = sharded.masses, sharded.ids
-        return self.model.compute(sharded, wanted)
 
     def _take_forces(self) -> None:
         forces = self._partial.forces
@@ -197,6 +217,19 @@ class _Run:
     def _call_hooks(self, info: StepInfo) -> None:
         with self.timer.phase("write", rare=True):
             run_hooks(self.owner.hooks, self._context(info))
+        step = self.state.step
+        changed = self._cell is not self.sharded.cell or self._cell_version != _version(self._cell)
+        if changed and all(h.scope is HookScope.RANK_ZERO for h in self.owner.hooks if is_due(h, step)):
+            raise InputError(
+                "a hook of scope RANK_ZERO changed the cell, which the other ranks can't know of; give it scope LOCAL "
+                "and change the cell alike on every rank"
+            )
+        self._is_stale = changed or any_begins_anew(self.owner.hooks, step)
 
     def _context(self, info: StepInfo) -> HookContext:
         return HookContext(self.state.step, self.sharded, self.state, info, self.owner.mesh)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Return a number that changes when the tensor is changed in place; no host synchronisation."""
+    return 0 if tensor.is_inference() else tensor._version

@@ -2,7 +2,8 @@
 
 A hook is a callable with `every` (steps between calls) and `scope` (which ranks call it and what it may
 do). The runner hands it a `HookContext`; `run_hooks` decides who is called. `FinalHook` adds
-`finish` for the last step of a run, `ManagedHook` adds `close` for hooks that hold a file.
+`finish` for the last step of a run, `ManagedHook` adds `close` for hooks that hold a file, `RestartHook` marks those
+that save what a restart begins with.
 
 Invariant: whether a hook is called depends on the step, its `every` and its `scope` only, so all ranks
 decide alike and a GLOBAL hook may communicate.
@@ -124,7 +125,11 @@ class HookContext:
 
 
 class Hook(Protocol):
-    """A callable that the runner calls every `every` steps (and at the step the run starts from)."""
+    """A callable that the runner calls at step 0 and after every `every` steps.
+
+    It may change the cell, the same on all ranks: from the next step on the run uses it. Nothing else of what it
+    sees is meant to be changed.
+    """
 
     @property
     def every(self) -> int:
@@ -154,6 +159,19 @@ class FinalHook(Hook, Protocol):
         """Do what is left after the last step, on the ranks of `scope`, and nothing if that was done."""
 
 
+@runtime_checkable
+class RestartHook(Hook, Protocol):
+    """A hook that saves what a restart begins with.
+
+    After it the run goes on as that restart will, from a domain made of nothing but the rows, so that both give the
+    same bits.
+    """
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it is one."""
+
+
 def check_every(every: int, what: str) -> int:
     """Return `every` if it is a number of steps that a hook can have.
 
@@ -175,6 +193,11 @@ def is_due(hook: Hook, step: int) -> bool:
 def any_due(hooks: Iterable[Hook], step: int) -> bool:
     """Return whether any hook is due, so that the runner has to measure; the same answer on all ranks."""
     return any(is_due(hook, step) for hook in hooks)
+
+
+def any_begins_anew(hooks: Iterable[Hook], step: int) -> bool:
+    """Return whether a restart may begin with what a hook saved after `step`; the same answer on all ranks."""
+    return any(isinstance(hook, RestartHook) and hook.begins_anew and is_due(hook, step) for hook in hooks)
 
 
 def run_hooks(hooks: Iterable[Hook], ctx: HookContext) -> None:

@@ -29,7 +29,7 @@ class RankReport:
     rank : int
         The rank.
     owned, ghost, edges : int
-        Rows and directed edges at the end of the run.
+        Rows and directed edges in the lists at the end of the run, the skin's among them.
     wall_s : float
         Wall time of the run in seconds.
     phases : Mapping[str, float]
@@ -97,7 +97,7 @@ def build_summary(
         "version": 1,
         "run": dict(run or {}),
         "n_atoms": n_rows,
-        "n_edges": sum(report.edges for report in ranks),
+        "n_listed_edges": sum(report.edges for report in ranks),
         "n_ranks": len(ranks),
         "steps": steps,
         "dt_fs": dt_fs,
@@ -108,7 +108,7 @@ def build_summary(
         "ghost_ratio": _ratio(sum(report.ghost for report in ranks), n_rows),
         "imbalance": {
             "owned": _imbalance([report.owned for report in ranks]),
-            "edges": _imbalance([report.edges for report in ranks]),
+            "listed_edges": _imbalance([report.edges for report in ranks]),
             "work": _imbalance([report.work_s for report in ranks]),
         },
         "phases_s": _spread(ranks),
@@ -165,7 +165,7 @@ def _rank_entry(report: RankReport) -> dict[str, object]:
         "rank": report.rank,
         "owned": report.owned,
         "ghost": report.ghost,
-        "edges": report.edges,
+        "listed_edges": report.edges,
         "ghost_ratio": _ratio(report.ghost, report.owned),
         "rebuilds": report.rebuilds,
         "wall_s": report.wall_s,

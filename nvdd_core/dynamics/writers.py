@@ -10,6 +10,7 @@ Layer: dynamics.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from contextlib import suppress
@@ -137,8 +138,10 @@ def _cut(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def trim_partial_frame(path: Path) -> int:
+def trim_partial_frame(path: Path, last_step: int | None = None) -> int:
     """Cut a last frame that a killed run left unfinished, and return the number of whole frames.
+
+    With `last_step`, frames of later steps are cut, too.
 
     Raises
     ------
@@ -159,11 +162,41 @@ def trim_partial_frame(path: Path) -> int:
                     f"{path} is not an XYZ trajectory: expected a number of rows at byte {start}, "
                     f"found {count[:40]!r}; give another file name"
                 )
-            if not all(file.readline().endswith(b"\n") for _ in range(int(count) + 1)):
+            head = file.readline()
+            if last_step is not None and _step_of(head) > last_step:
+                break
+            if not (head.endswith(b"\n") and all(file.readline().endswith(b"\n") for _ in range(int(count)))):
                 break
             n_frames += 1
         file.truncate(start)
     return n_frames
+
+
+def _step_of(head: bytes) -> int:
+    found = re.search(rb"\bstep=(\d+)", head)
+    return int(found[1]) if found else 0
+
+
+def trim_log(path: Path, last_step: int) -> None:
+    """Cut the lines of a log after `last_step`, and a last one that a killed run left unfinished.
+
+    Raises
+    ------
+    InputError
+        If the file isn't such a log.
+    """
+    size = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file):
+            step = line.partition(b",")[0]
+            if number and not step.isdigit():
+                raise InputError(
+                    f"{path} is not the log of a run: line {number + 1} has no step; give another folder"
+                )
+            if not line.endswith(b"\n") or (number and int(step) > last_step):
+                break
+            size += len(line)
+    _cut(path, size)
 
 
 class LogWriter:

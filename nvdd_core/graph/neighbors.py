@@ -20,7 +20,7 @@ from functools import cached_property
 
 import torch
 
-from nvdd_core.graph.pairs import open_pairs
+from nvdd_core.graph.pairs import open_neighbors, open_pairs, splits_of_receivers
 from nvdd_core.partition import Frame, apply_by_segment, segment_bounds
 
 _MARGIN = 1e-9
@@ -125,9 +125,11 @@ class NeighborList:
         return torch.cat([positions, moved])
 
     def full(self) -> NeighborList:
-        """Return the same edges in full form."""
-        if self.form == "full":
-            return self
+        """Return the same edges in full form, made once."""
+        return self if self.form == "full" else self._mirrored
+
+    @cached_property
+    def _mirrored(self) -> NeighborList:
         both = self.acts_on_sender.nonzero()[:, 0]
         back = self._mirror(both)
         receivers = torch.cat([self.receivers, back[0]])
@@ -238,11 +240,9 @@ def _sorted_list(
     senders: torch.Tensor,
     images: Images,
 ) -> NeighborList:
-    receivers = receivers.int()
-    receivers, order = torch.sort(receivers, stable=True)
-    splits = torch.zeros(n_receivers + 1, dtype=torch.int32, device=receivers.device)
-    splits[1:] = torch.cumsum(torch.bincount(receivers, minlength=n_receivers), 0)
+    receivers, order = torch.sort(receivers.int(), stable=True)
     senders = senders.int().index_select(0, order)
+    splits = splits_of_receivers(receivers, n_receivers)
     return NeighborList(form, n_owned, n_local, n_receivers, receivers, senders, splits, images)
 
 
@@ -254,8 +254,9 @@ def build_neighbors(
     n_owned: int,
     cutoff: float,
     n_receivers: int | None = None,
+    form: str = "half",
 ) -> NeighborList:
-    """List the neighbours of the first `n_receivers` local rows, in half form.
+    """List the neighbours of the first `n_receivers` local rows.
 
     Parameters
     ----------
@@ -270,22 +271,46 @@ def build_neighbors(
         Including the skin.
     n_receivers : int, optional
         Default: the owned rows.
+    form : {"half", "full"}
 
     Returns
     -------
     NeighborList
     """
-    n_local = positions.shape[0]
     n_receivers = n_owned if n_receivers is None else n_receivers
-    images = _images(frac, segment, frame, n_receivers, cutoff)
+    # On a GPU a full list is searched for at once; mirroring a half one would cost as much again as finding it.
+    direct = form == "full" and positions.is_cuda and frame.box.cell.shape[0] == 1
+    images = _images(frac, segment, frame, n_receivers, cutoff, both_ways=direct)
     moved = positions[images.rows] + apply_by_segment(
         images.shifts.double(), frame.box.cell, segment[images.rows]
     )
     points = torch.cat([positions, moved])
+    if direct:
+        found = open_neighbors(points, n_receivers, cutoff)
+        receivers, senders, splits = found
+        n_local = positions.shape[0]
+        return NeighborList("full", n_owned, n_local, n_receivers, receivers, senders, splits, images)
     tag = torch.cat([segment, segment[images.rows]])
+    half = _half_list(
+        points, tag, frame.box.cell.shape[0], n_owned, positions.shape[0], n_receivers, cutoff, images
+    )
+    return half if form == "half" else half.full()
+
+
+def _half_list(
+    points: torch.Tensor,
+    tag: torch.Tensor,
+    n_segments: int,
+    n_owned: int,
+    n_local: int,
+    n_receivers: int,
+    cutoff: float,
+    images: Images,
+) -> NeighborList:
+    """List pairs of extended rows `points` of equal `tag` that have a receiver, each once."""
     receivers: list[torch.Tensor] = []
     senders: list[torch.Tensor] = []
-    for index in _segments(tag, frame.box.cell.shape[0]):
+    for index in _segments(tag, n_segments):
         first, second = open_pairs(points if index is None else points[index], cutoff)
         if index is not None:
             first, second = index[first].int(), index[second].int()
@@ -307,12 +332,18 @@ def _segments(tag: torch.Tensor, n_segments: int) -> list[torch.Tensor | None]:
 
 
 def _images(
-    frac: torch.Tensor, segment: torch.Tensor, frame: Frame, n_receivers: int, cutoff: float
+    frac: torch.Tensor,
+    segment: torch.Tensor,
+    frame: Frame,
+    n_receivers: int,
+    cutoff: float,
+    *,
+    both_ways: bool = False,
 ) -> Images:
     """List every image within the cutoff of the receivers' bounding box.
 
-    Of a receiver's own images only those with a lexicographically positive shift are listed: the pair with the
-    opposite one is the same pair.
+    Of a receiver's own images only those with a lexicographically positive shift are listed, unless `both_ways`:
+    the pair with the opposite one is the same pair.
     """
     n_segments = frame.box.cell.shape[0]
     low, high = segment_bounds(frac[:n_receivers], segment[:n_receivers], n_segments)
@@ -342,5 +373,5 @@ def _images(
     x, y, z = shifts.unbind(1)
     moved = (shifts != 0).any(1)
     positive = (x > 0) | ((x == 0) & ((y > 0) | ((y == 0) & (z > 0))))
-    keep = moved & (positive | (rows >= n_receivers))
+    keep = moved if both_ways else moved & (positive | (rows >= n_receivers))
     return Images(rows[keep], shifts[keep])

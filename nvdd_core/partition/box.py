@@ -45,8 +45,8 @@ class Box:
     periodic: torch.Tensor
 
     @classmethod
-    def from_cells(cls, cell: torch.Tensor, periodic: torch.Tensor) -> Box:
-        """Complete `cell` (S, 3, 3) where `periodic` (S, 3) is false.
+    def from_cells(cls, cell: torch.Tensor, periodic: torch.Tensor, what: str = "segment") -> Box:
+        """Complete `cell` (S, 3, 3) where `periodic` (S, 3) is false; `what` is the caller's word for a segment.
 
         Raises
         ------
@@ -56,7 +56,7 @@ class Box:
         device = cell.device
         full = torch.stack(
             [
-                _complete(c, p, s)
+                _complete(c, p, f"{what} {s}")
                 for s, (c, p) in enumerate(
                     zip(cell.detach().cpu().double(), periodic.cpu().tolist(), strict=True)
                 )
@@ -78,11 +78,11 @@ def apply_by_segment(rows: torch.Tensor, matrices: torch.Tensor, segment: torch.
     return torch.einsum("ni,nij->nj", rows, matrices[segment])
 
 
-def _complete(cell: torch.Tensor, periodic: list[bool], segment: int) -> torch.Tensor:
+def _complete(cell: torch.Tensor, periodic: list[bool], name: str) -> torch.Tensor:
     axes = [k for k in range(3) if periodic[k]]
     vectors = cell[axes]
     if not torch.isfinite(vectors).all():
-        raise InputError(f"segment {segment}: the cell holds a value that is not finite: {cell.tolist()}")
+        raise InputError(f"{name}: the cell holds a value that is not finite: {cell.tolist()}")
     full = torch.zeros(3, 3, dtype=torch.float64)
     full[axes] = vectors
     lengths = torch.linalg.vector_norm(vectors, dim=1)
@@ -91,7 +91,7 @@ def _complete(cell: torch.Tensor, periodic: list[bool], segment: int) -> torch.T
         volume = torch.linalg.det(unit @ unit.T).clamp_min(0.0).sqrt()
         if bool((lengths == 0).any()) or float(volume) < _SINGULAR:
             raise InputError(
-                f"segment {segment}: the cell is singular along its periodic axes {axes}: {cell.tolist()}; give "
+                f"{name}: the cell is singular along its periodic axes {axes}: {cell.tolist()}; give "
                 "linearly independent vectors or set pbc to False along an axis without one"
             )
     # The missing directions span the null space of the periodic vectors: the last right singular vectors.

@@ -25,7 +25,8 @@ from nvdd_core.plugins.requirements import unmet
 from nvdd_core.plugins.rows import AdapterDecl, ModelDecl, PluginInfo, SpecDecl
 from nvdd_core.plugins.static_view import UNSTATED, read_static
 
-CORE_SPECS: Final = ("SPEC_MPNN_HALO", "SPEC_MPNN_GP")  # presets that every plugin may name
+# Presets that every plugin may name.
+CORE_SPECS: Final = ("SPEC_MPNN_HALO", "SPEC_MPNN_GP", "SPEC_MPNN_WIDE")
 _INFO_HOOK: Final = "nvdd_plugin_info"
 _DECLARE_HOOKS: Final = ("nvdd_declare_specs", "nvdd_declare_models", "nvdd_declare_adapters")
 _HOOKS: Final = (_INFO_HOOK, *_DECLARE_HOOKS)

@@ -19,7 +19,13 @@ from nvdd_core.runtime.manager import (
     resolve_rank,
     resolve_world_size,
 )
-from nvdd_core.runtime.mlip_spec import SPEC_MPNN_GP, SPEC_MPNN_HALO, ForceStrategy, MLIPSpec
+from nvdd_core.runtime.mlip_spec import (
+    SPEC_MPNN_GP,
+    SPEC_MPNN_HALO,
+    SPEC_MPNN_WIDE,
+    ForceStrategy,
+    MLIPSpec,
+)
 from nvdd_core.runtime.model_api import Model
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.timer import PHASES, PhaseTimer
@@ -28,6 +34,7 @@ __all__ = [
     "PHASES",
     "SPEC_MPNN_GP",
     "SPEC_MPNN_HALO",
+    "SPEC_MPNN_WIDE",
     "Batch",
     "DistributedManager",
     "DistributedModel",

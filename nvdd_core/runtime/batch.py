@@ -146,7 +146,7 @@ class Batch:
                 raise InputError(
                     f"the cell of system {s} holds a value that is not finite: {self.cell[s].tolist()}; mend the file"
                 )
-        Box.from_cells(self.cell, self.pbc)
+        Box.from_cells(self.cell, self.pbc, "system")
 
 
 def _field_names(atoms: ase.Atoms) -> set[str]:

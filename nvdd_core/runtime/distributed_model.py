@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 
 from nvdd_core.comm import Mesh, Pending, agreed
-from nvdd_core.errors import InputError, NumericalError
+from nvdd_core.errors import InputError, NumericalError, PluginValidationError
 from nvdd_core.partition import apply_by_segment
+from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, enter_context, to_local
@@ -38,6 +39,7 @@ from nvdd_core.tensor import (
     collect_exchanges,
 )
 
+OUTPUTS = ("energy", "forces", "stress", "node_energy", "node_virial")
 DEFAULT_OUTPUTS = frozenset({"energy", "forces"})
 
 
@@ -48,19 +50,23 @@ class Outputs:
     Attributes
     ----------
     energy : Tensor, shape (S,), float64
-        eV, of the whole systems, the same on every rank. Present whatever was asked for; exact only if asked.
+        eV, of the whole systems, the same on every rank. Always there, whatever was asked for.
     forces : Tensor, shape (n_owned, 3), float64, or None
-        eV/Angstrom, in the order of the rows of the ShardedBatch after the call.
+        eV/Angstrom, in the order of the rows of the ShardedBatch after the call. What follows is so, too, and None
+        where it was not asked for.
     stress : Tensor, shape (S, 3, 3), float64, or None
         (1/V) dE/d(strain), eV/Angstrom^3, tensile positive.
     node_energy : Tensor, shape (n_owned,), or None
         eV.
+    node_virial : Tensor, shape (n_owned, 3, 3), or None
+        Each row's share of dE/d(strain), eV, as the model shares it out.
     """
 
     energy: torch.Tensor
     forces: torch.Tensor | None
     stress: torch.Tensor | None
     node_energy: torch.Tensor | None
+    node_virial: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,7 @@ class Partial:
     forces: torch.Tensor | None
     virial: torch.Tensor | None
     node_energy: torch.Tensor | None
+    node_virial: torch.Tensor | None = None
 
 
 class DistributedModel:
@@ -114,11 +121,12 @@ class DistributedModel:
         Raises
         ------
         InputError
-            On every rank, if the model lacks an element or an output.
+            On every rank, if there is no such output, or the model lacks it or an element.
         NumericalError
             On every rank, if a result is not finite; names the first atom at fault.
         """
-        wanted = frozenset(outputs)
+        wanted = frozenset(outputs) | {"energy"}
+        self.check_outputs(wanted)
         fresh = not self.is_current(sharded)
         if fresh:
             self.rebuild(sharded, check=True)
@@ -150,12 +158,16 @@ class DistributedModel:
 
     # -- its parts, for runners that put other work between them -------------------------------------------
 
-    def rebuild(self, sharded: ShardedBatch, *, check: bool = False) -> None:
-        """Move rows to their owners, choose ghosts, list neighbours (collective)."""
+    def rebuild(self, sharded: ShardedBatch, *, check: bool = False, anew: bool = False) -> None:
+        """Move rows to their owners, choose ghosts, list neighbours (collective).
+
+        `check` looks at the elements first; `anew` lets the result, down to the order of rows, depend on nothing
+        but the rows themselves.
+        """
         if check:
             with agreed(self.mesh):
                 self._check_model(sharded)
-        self._domain = self._builder.build(sharded)
+        self._domain = self._builder.build(sharded, anew=anew)
         self._halo = ParticleHaloMetadata(self._domain.plan)
         self.n_rebuilds += 1
 
@@ -167,16 +179,31 @@ class DistributedModel:
             )
         self.model.check(sharded.numbers, sharded.ids)
 
+    def check_outputs(self, wanted: frozenset[str]) -> None:
+        """Raise InputError for outputs that don't exist or that the model lacks."""
+        for name in sorted(wanted - set(OUTPUTS)):
+            raise InputError(
+                f"there is no output '{name}'{suggestion(name, OUTPUTS)}; the outputs: {', '.join(OUTPUTS)}"
+            )
+        for name in sorted(wanted - self.model.outputs):
+            has = ", ".join(output for output in OUTPUTS if output in self.model.outputs)
+            raise InputError(f"this model gives no '{name}'; it gives: {has or 'nothing'}")
+
     def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
-        """Return 1.0 if a row of this rank moved further than half the skin since the rebuild, else 0.0.
+        """Return a number above zero if a row of this rank moved further than half the skin, else zero.
 
         Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
         """
         moved = sharded.positions - self.domain.reference
         if moved.shape[0] == 0:
             return moved.new_zeros(())
-        # "not <=" so that a position that is not finite counts as moved; the rebuild then names it
-        return (~(self._squares(moved).amax() <= self._limit)).double()
+        # a position that is not finite makes this NaN, which is not zero either; the rebuild then names it
+        return (self._squares(moved).amax() - self._limit).clamp_min_(0.0)
+
+    def vote(self, flag: torch.Tensor, forces: torch.Tensor) -> Pending:
+        """Begin to sum `flag` over ranks, NaN if a force is not finite; read it by `Pending.host` (collective)."""
+        with self.timer.phase("reduce"):
+            return self.mesh.start_vote(torch.add(flag, forces.sum(), alpha=0.0)[None])
 
     def _squares(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the squared length of each row; on a CPU a product takes a sixth of what sum(1) takes."""
@@ -192,17 +219,19 @@ class DistributedModel:
     def reduce(
         self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None
     ) -> Pending:
-        """Begin the fused all-reduce of ``[flag, check, energy (S), virial (9 S), extra]`` (collective).
+        """Begin the fused all-reduce of ``[flag, energy (S), virial (9 S), extra]`` (collective).
 
-        ``check`` is zero unless a force is not finite.
+        The flag becomes NaN if a force is not finite.
         """
         with self.timer.phase("reduce"):
             reference = self.domain.reference
             zero = reference.new_zeros(())
             n_systems = self.domain.cell.shape[0]
-            check = zero if partial.forces is None else partial.forces.sum().double() * 0.0
+            flag = zero if flag is None else flag
+            if partial.forces is not None:
+                flag = torch.add(flag, partial.forces.sum(), alpha=0.0)
             energy = zero.expand(n_systems) if partial.energy is None else partial.energy
-            pieces = [torch.stack([zero if flag is None else flag, check]), energy]
+            pieces = [flag.double()[None], energy]
             if partial.virial is not None:
                 pieces.append(partial.virial.reshape(-1).double())
             if extra is not None:
@@ -214,33 +243,34 @@ class DistributedModel:
     ) -> Outputs:
         """Make outputs of this rank's share and the reduced vector."""
         n_systems = sharded.n_systems
-        energy = totals[2 : 2 + n_systems].clone()
-        self.check_finite(sharded, partial, totals[1:].sum())
+        energy = totals[1 : 1 + n_systems].clone()
+        if not bool(torch.isfinite(totals.sum())):
+            self.refuse_not_finite(sharded, partial)
+            raise NumericalError("the energy is not a finite number, though every force is; check the model")
         stress = None
         if partial.virial is not None:
             volume = torch.linalg.det(sharded.cell).abs().to(totals.device)
             if bool((volume < 1e-12).any()):
                 raise InputError("stress needs a cell with a volume: the cell of a system is singular")
-            virial = totals[2 + n_systems : 2 + 10 * n_systems].view(n_systems, 3, 3)
+            virial = totals[1 + n_systems : 1 + 10 * n_systems].view(n_systems, 3, 3)
             stress = 0.5 * (virial + virial.mT) / volume[:, None, None]
-        node_energy = partial.node_energy if "node_energy" in wanted else None
         forces = None if partial.forces is None else partial.forces.double()
-        return Outputs(energy, forces, stress, node_energy)
+        node_energy = partial.node_energy if "node_energy" in wanted else None
+        return Outputs(energy, forces, stress, node_energy, partial.node_virial)
 
-    def check_finite(self, sharded: ShardedBatch, partial: Partial, value: torch.Tensor) -> None:
-        """Raise on every rank if the reduced `value` is not finite (collective only when it is not)."""
-        if bool(torch.isfinite(value)):
-            return
-        rows = [t for t in (partial.forces, partial.node_energy) if t is not None]
+    def refuse_not_finite(self, sharded: ShardedBatch, partial: Partial) -> None:
+        """Raise on every rank if a row of any rank has a result that is not finite (collective)."""
         bad = torch.zeros(sharded.n_owned, dtype=torch.bool, device=sharded.ids.device)
-        for t in rows:
-            bad |= ~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)
-        first = min(int(v) for v in [*sharded.ids[bad].tolist(), sharded.n_global])
+        for t in (partial.forces, partial.node_energy):
+            if t is not None:
+                bad |= ~torch.isfinite(t.reshape(t.shape[0], -1)).all(1)
+        first = min([*sharded.ids[bad].tolist(), sharded.n_global])
         named = min(row[0] for row in self.mesh.all_gather_ints([first]))
-        what = f"atom {named} has a force or energy" if named < sharded.n_global else "the energy is a number"
-        raise NumericalError(
-            f"{what} that is not finite; are atoms on top of each other, or is the time step too large?"
-        )
+        if named < sharded.n_global:
+            raise NumericalError(
+                f"atom {named} has a force or energy that is not finite; are atoms on top of each other, or is the "
+                "time step too large?"
+            )
 
     # -- two ways to forces --------------------------------------------------------------------------------
 
@@ -253,8 +283,9 @@ class DistributedModel:
                 out, _ = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
                 energy, node_energy = None, out.get("node_energy")
                 if node_energy is not None:
-                    energy = self._by_system(node_energy[: domain.plan.n_owned], sharded)
-        return Partial(energy, out.get("forces"), out.get("virial"), node_energy)
+                    node_energy = node_energy[: domain.plan.n_owned]
+                    energy = self._by_system(node_energy, sharded)
+        return Partial(energy, out.get("forces"), out.get("virial"), node_energy, out.get("node_virial"))
 
     def _compute_by_autograd(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         domain = self.domain
@@ -276,8 +307,9 @@ class DistributedModel:
                 out, exchanged = self._forward(sharded, local, cell, wanted)
                 node_energy = out["node_energy"][:n_owned]
                 energy = self._by_system(node_energy, sharded)
+        node_virial = out["node_virial"].detach() if "node_virial" in wanted else None
         if not derive:
-            return Partial(energy, None, None, node_energy.detach())
+            return Partial(energy, None, None, node_energy.detach(), node_virial)
         with self.timer.phase("model"):
             # A rank whose rows see no ghost must take part in every reverse exchange all the same.
             total = energy.sum() + sum(t.reshape(-1)[:0].sum() for t in (local, *exchanged))
@@ -286,7 +318,7 @@ class DistributedModel:
         virial = None
         if "stress" in wanted:
             virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
-        return Partial(energy.detach(), forces.detach(), virial, node_energy.detach())
+        return Partial(energy.detach(), forces.detach(), virial, node_energy.detach(), node_virial)
 
     def _forward(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
@@ -318,7 +350,21 @@ class DistributedModel:
         )
         with enter_context(context), collect_exchanges(context.exchanged):
             out = self.model.forward(batch)
+        missing = self._expected(wanted) - out.keys()
+        if missing:
+            raise PluginValidationError(
+                f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(out)}"
+            )
         return {name: to_local(t) for name, t in out.items()}, context.exchanged
+
+    def _expected(self, wanted: frozenset[str]) -> set[str]:
+        """Return what the model's forward has to give for the outputs `wanted`."""
+        names = wanted & {"node_virial"}
+        if self.spec.force_strategy is ForceStrategy.AUTOGRAD:
+            return {"node_energy", *names}
+        stress = {"virial"} if "stress" in wanted else set()
+        energy = {"node_energy"} if wanted & {"energy", "node_energy"} else set()
+        return {*names, *(wanted & {"forces"}), *stress, *energy}
 
     def _by_system(self, node_energy: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
         """Sum energies of owned rows by system, in float64 (S,)."""

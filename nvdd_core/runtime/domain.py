@@ -93,8 +93,11 @@ class DomainBuilder:
         if config.grid_dims is not None:
             Grid(config.grid_dims, mesh.size)
 
-    def build(self, sharded: ShardedBatch) -> Domain:
+    def build(self, sharded: ShardedBatch, *, anew: bool = False) -> Domain:
         """Bring `sharded` up to date in place and return its new domain (collective).
+
+        With `anew`, owners and the order of rows depend on the rows themselves alone, not on what was before, so
+        a restart continues with the same bits.
 
         Raises
         ------
@@ -102,9 +105,11 @@ class DomainBuilder:
             On every rank, if a position is not finite; names the atom.
         """
         with self.timer.phase("rebuild", rare=True):
-            box = Box.from_cells(sharded.cell, sharded.pbc)
+            box = Box.from_cells(sharded.cell, sharded.pbc, "system")
             frame, counts = self._frame(sharded, box)
-            frac = self._migrate(sharded, frame, counts)
+            if anew:
+                self._partitioner = None
+            frac = self._migrate(sharded, frame, counts, by_id=anew)
             frac, offset = frame.fold(sharded.positions, sharded.system)
             send_index, send_splits = self._ghosts(sharded, frac, frame)
             table = self.mesh.all_gather_ints(send_splits)
@@ -125,9 +130,6 @@ class DomainBuilder:
                 local = {name: t[keep] for name, t in local.items()}
                 neighbors = neighbors.compact(keep)
             plan = HaloPlan(self.mesh, sharded.n_owned, send_index, send_splits, recv_splits)
-        with self.timer.phase("neighbor_list", rare=True):
-            if self._form == "full":
-                neighbors = neighbors.full()
         return Domain(
             version=sharded.version,
             box=box,
@@ -164,8 +166,10 @@ class DomainBuilder:
         frame = Frame.from_bounds(box, low.to(sharded.positions.device), high.to(sharded.positions.device))
         return frame, [int(v) for v in told[:, 2]]
 
-    def _migrate(self, sharded: ShardedBatch, frame: Frame, counts: list[int]) -> torch.Tensor:
-        """Move rows to their owners and sort them in space (collective)."""
+    def _migrate(
+        self, sharded: ShardedBatch, frame: Frame, counts: list[int], *, by_id: bool
+    ) -> torch.Tensor:
+        """Move rows to their owners and sort them in space, `by_id` where they share a bin (collective)."""
         frac, _ = frame.fold(sharded.positions, sharded.system)
         rows = Rows(frame.unit(frac, sharded.system), sharded.system, sharded.ids)
         shape = (sharded.n_global, sharded.n_systems)
@@ -177,6 +181,9 @@ class DomainBuilder:
         moved = reshard_by_destination(
             {**sharded.rows, "_frac": frac}, self._partitioner.assign(rows), self.mesh
         )
+        if by_id:
+            first = torch.argsort(moved["ids"])
+            moved = {name: t.index_select(0, first) for name, t in moved.items()}
         order = self._spatial_order(moved["_frac"], moved["system"], frame)
         sharded.replace_rows({name: t.index_select(0, order) for name, t in moved.items()})
         return moved["_frac"].index_select(0, order)
@@ -233,6 +240,7 @@ class DomainBuilder:
             n_owned,
             self.list_cutoff,
             n_receivers=local["folded"].shape[0] if wide else None,
+            form=self._form,
         )
 
     def _prune(

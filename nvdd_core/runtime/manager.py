@@ -1,7 +1,7 @@
 """Who am I among the processes: rank, world size, device, and the mesh made of them.
 
 Reads what torchrun (RANK, WORLD_SIZE, LOCAL_RANK) or srun (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID) leaves in the
-environment; without either there is one rank.
+environment (see `nvdd_core.environment`); without either there is one rank.
 
 Layer: runtime.
 """
@@ -14,46 +14,42 @@ from types import TracebackType
 
 import torch
 
-from nvdd_core.comm import Mesh
+from nvdd_core.comm import TIMEOUT_S, Mesh
+from nvdd_core.environment import found_group, found_local_rank, meeting_point
 from nvdd_core.errors import InputError
-
-
-def _environment_int(environ: Mapping[str, str], names: tuple[str, ...], default: int) -> int:
-    for name in names:
-        if name in environ:
-            try:
-                return int(environ[name])
-            except ValueError as exc:
-                raise InputError(
-                    f"environment variable {name} is {environ[name]!r}: expected an integer"
-                ) from exc
-    return default
 
 
 def resolve_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return this process's rank; 0 outside a group."""
-    return _environment_int(environ, ("RANK", "SLURM_PROCID"), 0)
+    group = found_group(environ)
+    return 0 if group is None else group[0]
 
 
 def resolve_world_size(environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of processes; 1 outside a group."""
-    return _environment_int(environ, ("WORLD_SIZE", "SLURM_NTASKS"), 1)
+    group = found_group(environ)
+    return 1 if group is None else group[1]
 
 
 def resolve_local_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return this process's number on its host; 0 outside a group."""
-    return _environment_int(environ, ("LOCAL_RANK", "SLURM_LOCALID"), 0)
+    return found_local_rank(environ)
 
 
-def resolve_device(spec: str | None = None, local_rank: int | None = None) -> torch.device:
+def resolve_device(
+    spec: str | None = None, local_rank: int | None = None, environ: Mapping[str, str] = os.environ
+) -> torch.device:
     """Return the device of this rank.
 
     Parameters
     ----------
     spec : {"cpu", "cuda", "cuda:K", "auto", None}
-        "cuda" gives each rank on a host a GPU of its own; "auto" and None take a GPU where there is one.
+        "cuda" gives each rank on a host a GPU of its own: the one with the rank's number there, or the only one
+        that srun lets its task see. "auto" and None take a GPU where there is one.
     local_rank : int, optional
         Default: `resolve_local_rank`.
+    environ : mapping
+        Where srun's variables are.
 
     Raises
     ------
@@ -74,13 +70,21 @@ def resolve_device(spec: str | None = None, local_rank: int | None = None) -> to
     if ":" in spec:
         index = device.index
     else:
-        index = resolve_local_rank() if local_rank is None else local_rank
+        index = resolve_local_rank(environ) if local_rank is None else local_rank
+        if count == 1 and _sees_one_gpu_of_its_own(index, environ):
+            index = 0
     if index >= count:
         raise InputError(
             f"device cuda:{index} was asked for, but this host has {count} GPU{'s' if count != 1 else ''}; "
             "ask for fewer ranks or --device cpu"
         )
     return torch.device("cuda", index)
+
+
+def _sees_one_gpu_of_its_own(local_rank: int, environ: Mapping[str, str]) -> bool:
+    """Tell whether srun shows this task one GPU only, as with ``--gpus-per-task=1``, where each calls its own 0."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return environ.get("SLURM_LOCALID") == str(local_rank) and visible != "" and "," not in visible
 
 
 class DistributedManager:
@@ -92,11 +96,16 @@ class DistributedManager:
     ----------
     device : str, optional
         See `resolve_device`.
-    init_method : str
-        How ranks find each other; ``env://`` reads MASTER_ADDR and MASTER_PORT.
+    init_method : str, optional
+        How ranks find each other, as torch takes it. Default: MASTER_ADDR and MASTER_PORT, or what srun's variables
+        say (`nvdd_core.environment.meeting_point`).
+    timeout_s : float
+        How long a rank waits for another one that is alive but doesn't answer, seconds.
     """
 
-    def __init__(self, device: str | None = None, init_method: str = "env://") -> None:
+    def __init__(
+        self, device: str | None = None, init_method: str | None = None, timeout_s: float = TIMEOUT_S
+    ) -> None:
         rank, size = resolve_rank(), resolve_world_size()
         if not 0 <= rank < size:
             raise InputError(f"the environment gives rank {rank} of {size}: expected 0 <= rank < size")
@@ -106,7 +115,7 @@ class DistributedManager:
         if size == 1:
             self.mesh = Mesh.single(self.device)
         else:
-            self.mesh = Mesh.initialise(rank, size, self.device, init_method)
+            self.mesh = Mesh.initialise(rank, size, self.device, init_method or meeting_point(), timeout_s)
 
     def close(self) -> None:
         """Leave the group; harmless when it is closed already."""

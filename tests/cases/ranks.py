@@ -61,10 +61,14 @@ def collect(rows: torch.Tensor, ids: torch.Tensor, n: int, group: Mesh) -> Array
 
 
 def evaluate(
-    make_model: Any, systems: Sequence[System], config: DomainConfig | None = None, stress: bool = True
+    make_model: Any,
+    systems: Sequence[System],
+    config: DomainConfig | None = None,
+    stress: bool = True,
+    group: Mesh | None = None,
 ) -> Result:
-    """Evaluate once on the ranks of the harness (or here, without ranks)."""
-    group = mesh()
+    """Evaluate once on `group`, by default the ranks of the harness (or here, without ranks)."""
+    group = mesh() if group is None else group
     sharded = share(systems, group)
     model = DistributedModel(make_model(), config, group)
     wanted = {"energy", "forces"} | ({"stress"} if stress else set())

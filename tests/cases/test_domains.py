@@ -125,8 +125,9 @@ def test_ghost_depth(rank_pool) -> None:
 
 
 def _raise(place: str, rank: int) -> None:
-    with group_scope(mesh()):
-        evaluate(lambda: Raising(place, rank), [System(*oracle.fcc(3, 3, 3), ALL)])
+    group = mesh()
+    with group_scope(group):
+        evaluate(lambda: Raising(place, rank), [System(*oracle.fcc(3, 3, 3), ALL)], group=group)
 
 
 @pytest.mark.parametrize("place", ["setup", "forward", "backward"])

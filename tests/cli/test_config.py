@@ -38,6 +38,7 @@ def test_defaults() -> None:
 def test_grid_gives_the_ranks() -> None:
     assert run_job(grid=[2, 3, 1]).wanted_ranks() == 6
     assert run_job(grid=[2, 3, 1], ranks=6).wanted_ranks() == 6
+    assert run_job(grid="2,3,1").grid == (2, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,7 @@ def test_grid_gives_the_ranks() -> None:
         ({"device": "tpu"}, ["device", "'cpu' or 'cuda'"]),
         ({"dtype": "float16"}, ["dtype"]),
         ({"grid": [2, 2]}, ["grid"]),
+        ({"grid": "2,2"}, ["grid: expected three whole numbers, as in 2,2,1, found '2,2'"]),
         ({"grid": [2, 0, 1]}, ["grid[1]", "found 0"]),
         ({"grid": [2, 2, 1], "ranks": 3}, ["2 x 2 x 1 needs 4 ranks", "ranks = 3"]),
         ({"grid": [2, 1, 1], "strategy": "graph-partition"}, ["grid", "graph-partition"]),

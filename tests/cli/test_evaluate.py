@@ -15,7 +15,7 @@ from .conftest import Nvdd, fcc
 # Brute force over images in numpy, with the kit of the acceptance cases (whose text has the energy 4e-7 off).
 ENERGY, EDGES = -790.8744958858, 6502
 STRESS = [2.2779588, -0.0621236, -0.0626148, 1.9347130, -0.0805869, 1.9295340]
-KEYS = {"energy", "forces", "stress", "n_atoms", "n_edges", "ranks", "model", "plugins", "units"}
+KEYS = {"energy", "forces", "stress", "n_atoms", "n_edges", "ranks", "model", "cutoff", "plugins", "units"}
 
 
 def precise(nvdd: Nvdd, name: str, atoms: ase.Atoms | list[ase.Atoms]) -> Path:
@@ -45,6 +45,7 @@ def test_numbers_and_keys(nvdd: Nvdd) -> None:
     assert set(found) == KEYS
     assert found["energy"] == pytest.approx(ENERGY, abs=1e-9)
     assert (found["n_atoms"], found["n_edges"], found["model"]) == (108, EDGES, "fake")
+    assert found["cutoff"] == 2.5
     assert np.array(found["stress"])[np.triu_indices(3)] == pytest.approx(STRESS, abs=1e-6)
     assert np.shape(found["forces"]) == (108, 3)
     assert np.abs(np.sum(found["forces"], axis=0)).max() < 1e-9
@@ -92,6 +93,7 @@ def test_the_last_system_is_taken(nvdd: Nvdd, capfd: pytest.CaptureFixture[str])
     assert nvdd.here("evaluate", path, "--model", "fake", "--device", "cpu") == 0
     out = capfd.readouterr().out
     assert "(system: last)" in out
+    assert "fake (float64, cpu, 1 rank), cutoff 2.5 A" in out
     assert "-29.2501954498 eV" in out
     assert "rank     owned     ghost      edges" in out
 
@@ -163,6 +165,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["nan.xyz", "--model", "fake"], 2, "position of atom 57 is not finite"),
     (["carbon.xyz", "--model", "fake"], 2, "atom 5 is not argon"),
     (["open.xyz", "--model", "fake", "--stress"], 2, "has no volume"),
+    (["flat.xyz", "--model", "fake"], 2, "system 0: the cell is singular along its periodic axes [0, 1, 2]"),
     (["a.xyz", "--model", "fake", "--option", "fail=load"], 1, "ValueError: cannot load"),
     (["a.xyz", "--model", "fake", "--option", "fail=blow"], 1, "not finite"),
     (["a.xyz", "--model", "fake", "--device", "cuda"], 2, "GPU"),
@@ -198,6 +201,9 @@ def _write_inputs(nvdd: Nvdd) -> None:
     carbon.numbers[5] = 6
     precise(nvdd, "carbon.xyz", carbon)
     precise(nvdd, "open.xyz", ase.Atoms("Ar2", positions=[[0, 0, 0], [1.1, 0, 0]]))
+    flat = fcc(3)
+    flat.cell[2] = flat.cell[0] + flat.cell[1]
+    precise(nvdd, "flat.xyz", flat)
     (nvdd.folder / "empty.xyz").write_text("")
 
 

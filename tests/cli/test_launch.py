@@ -17,7 +17,7 @@ import pytest
 from nvdd_core import errors
 from nvdd_core.cli.config import EvaluateJob, build
 from nvdd_core.cli.failures import FailureRecord, root_cause
-from nvdd_core.cli.launch import execute, found_group, slurm_meeting_point, worker_environment
+from nvdd_core.cli.launch import execute, worker_environment
 
 TASKS = """
 import os, signal, sys, time
@@ -155,41 +155,6 @@ def test_program_from_standard_input(folder: Path) -> None:
     assert sorted(done.stdout.splitlines()) == ["driver runs", "rank 0 m 1", "rank 1 m 1"], done.stderr
 
 
-def test_found_group() -> None:
-    assert found_group({}) is None
-    assert found_group({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
-    assert found_group({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
-    # A batch script of one task is no group: the user may start local processes in it.
-    assert found_group({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
-    with pytest.raises(errors.InputError, match="whole numbers"):
-        found_group({"RANK": "a", "WORLD_SIZE": "8"})
-
-
-def test_the_shell_of_a_batch_script_is_no_group() -> None:
-    shell = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
-    assert found_group(shell) is None
-    assert found_group({**shell, "SLURM_STEP_ID": "0"}) == (0, 4)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "host"),
-    [
-        (None, "127.0.0.1"),
-        ("gpu07", "gpu07"),
-        ("gpu[07-09,12],login1", "gpu07"),
-        ("a1,b2", "a1"),
-        ("n[3,5].cluster", "n3"),
-    ],
-)
-def test_meeting_point_under_slurm(nodes: str | None, host: str) -> None:
-    step = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2"}
-    found = slurm_meeting_point(step if nodes is None else {**step, "SLURM_STEP_NODELIST": nodes})
-    assert found["MASTER_ADDR"] == host
-    assert 20_000 <= int(found["MASTER_PORT"]) < 40_000
-    assert slurm_meeting_point({**step, "MASTER_ADDR": "x", "MASTER_PORT": "1"}) == {}
-    assert slurm_meeting_point({"RANK": "0"}) == {}
-
-
 def test_ranks_must_fit_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -208,11 +173,9 @@ def test_one_rank_runs_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_worker_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.delenv(name, raising=False)
-    cores = len(os.sched_getaffinity(0))
-    assert worker_environment(1)["OMP_NUM_THREADS"] == str(cores)
-    assert worker_environment(10 * cores)["OMP_NUM_THREADS"] == "1"
+    assert worker_environment()["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert "OMP_NUM_THREADS" not in worker_environment(2)
+    assert "OMP_NUM_THREADS" not in worker_environment()
 
 
 def record(rank: int, kind: str, message: str, code: int = 1, at: float = 100.0) -> FailureRecord:

@@ -10,8 +10,10 @@ import ase.io
 import ase.units
 import numpy as np
 import pytest
+import torch
 
-from nvdd_core.cli import output
+from nvdd_core.cli import output, session
+from nvdd_core.cli.config import EvaluateJob, build
 from nvdd_core.cli.progress import ProgressHook, ns_per_day
 
 from .conftest import Nvdd, fcc
@@ -161,6 +163,113 @@ def test_what_blows_up_says_so(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) ->
     args = ["--steps", 500, "--temperature", 1e9, "--dt", 50.0]
     assert nvdd.here("run", "--structure", "argon.xyz", "--model", "fake", "--device", "cpu", *args) == 1
     assert "not finite" in capfd.readouterr().err
+
+
+def test_a_structure_as_the_argument(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    path = structure(nvdd)
+    assert nvdd.here("run", path, *QUICK, "--steps", 1, "--output", "out") == 0
+    said = capfd.readouterr().err
+    assert "32 atoms, fake (float64, cpu, 1 rank), cutoff 2.5 A" in said
+    assert nvdd.here("run", path, "--structure", path, *QUICK) == 2
+    assert "two structures" in capfd.readouterr().err
+    assert nvdd.here("run", "none.tml", *QUICK) == 2
+    assert "structure file none.tml: no such file" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("set_by_user", "expected"), [(None, 1), ("3", 3)])
+def test_threads_of_a_single_rank(
+    nvdd: Nvdd, monkeypatch: pytest.MonkeyPatch, set_by_user: str | None, expected: int
+) -> None:
+    """One thread, unless OMP_NUM_THREADS says otherwise; a caller's own setting comes back."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_by_user is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_by_user)
+    seen = []
+    monkeypatch.setattr(session, "read_systems", lambda *_: seen.append(torch.get_num_threads()))
+    job = build(EvaluateJob, {"structure": "x.xyz", "model": "fake", "device": "cpu"}, {})
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with session.group(job):
+            seen.append(torch.get_num_threads())
+        assert seen == [expected]
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+# -- restart --
+
+MOVING = ["--temperature", 3000.0, "--friction", 0.05, "--dt", 2.0, "--skin", 0.2, "--seed", 5, "--device", "cpu"]
+EVERY = ["--log-every", 10, "--trajectory-every", 10, "--checkpoint-every", 50]
+
+
+def start(nvdd: Nvdd, ranks: int, output_name: str, *args: object) -> None:
+    """Run some of the hot system on `ranks`."""
+    command = ["run", "argon.xyz", "--model", "fake", *MOVING, *EVERY, "--output", output_name, *args]
+    if ranks == 1:
+        assert nvdd.here(*command) == 0
+    else:
+        done = nvdd.process(*command, "--ranks", ranks)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ensemble", ["nve", "nvt-langevin"])
+def test_a_restart_gives_the_same_bits(nvdd: Nvdd, ensemble: str, ranks: int) -> None:
+    """100 steps, and 50 that were cut off at 64 and went on for 50 more: the same files, byte for byte."""
+    ase.io.write(nvdd.folder / "argon.xyz", fcc(3), format="extxyz")
+    start(nvdd, ranks, "whole", "--ensemble", ensemble, "--steps", 100)
+    start(nvdd, ranks, "parts", "--ensemble", ensemble, "--steps", 50)
+    checkpoint = (nvdd.folder / "parts" / output.CHECKPOINT).read_bytes()
+    start(nvdd, ranks, "parts", "--ensemble", ensemble, "--steps", 64, "--restart", f"parts/{output.CHECKPOINT}")
+    with (nvdd.folder / "parts" / output.LOG).open("a") as file:
+        file.write("70,1")  # what a kill leaves
+    (nvdd.folder / "parts" / output.CHECKPOINT).write_bytes(checkpoint)
+    start(nvdd, ranks, "parts", "--ensemble", ensemble, "--steps", 100, "--restart", f"parts/{output.CHECKPOINT}")
+    whole, parts = nvdd.folder / "whole", nvdd.folder / "parts"
+    for name in (output.LOG, output.TRAJECTORY, output.FINAL, output.CHECKPOINT):
+        assert (whole / name).read_bytes() == (parts / name).read_bytes(), name
+    assert [row["step"] for row in log_of(parts)] == list(range(0, 101, 10))
+    summary = json.loads((parts / output.SUMMARY).read_text())
+    assert (summary["steps"], summary["run"]["steps"]) == (50, 100)
+    assert summary["ranks"][0]["rebuilds"] > 2
+
+
+def test_restart_elsewhere_and_on_other_ranks(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    path = structure(nvdd)
+    start(nvdd, 1, "one", "--steps", 50)
+    path.unlink()  # a restart doesn't need it
+    checkpoint = f"one/{output.CHECKPOINT}"
+    start(nvdd, 2, "two", "--steps", 60, "--restart", checkpoint)
+    start(nvdd, 1, "one", "--steps", 60, "--restart", checkpoint, "--dt", 1.0)
+    assert [row["step"] for row in log_of(nvdd.folder / "two")] == [60]
+    assert "other than before the restart: dt 2.0 -> 1.0" in capfd.readouterr().err
+    assert len(ase.io.read(nvdd.folder / "one" / output.TRAJECTORY, index=":")) == 7
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--steps", 50], "it is at step 50 already"),
+        (["--steps", 60, "--restart", "none"], "checkpoint none: no such file"),
+        (["--steps", 60, "--restart", "argon.xyz"], "is not a checkpoint"),
+        (["--steps", 60, "--output", "full"], "is not empty"),
+    ],
+)
+def test_restarts_that_are_refused(
+    nvdd: Nvdd, capfd: pytest.CaptureFixture[str], args: list[object], said: str
+) -> None:
+    structure(nvdd)
+    start(nvdd, 1, "out", "--steps", 50)
+    (nvdd.folder / "full").mkdir()
+    (nvdd.folder / "full" / "notes.txt").touch()
+    before = {path.name: path.read_bytes() for path in (nvdd.folder / "out").iterdir()}
+    capfd.readouterr()
+    checkpoint = ["--restart", f"out/{output.CHECKPOINT}"]
+    assert nvdd.here("run", "argon.xyz", "--model", "fake", *MOVING, *EVERY, "--output", "out", *checkpoint, *args) == 2
+    assert said in capfd.readouterr().err
+    assert {path.name: path.read_bytes() for path in (nvdd.folder / "out").iterdir()} == before
 
 
 def test_speed() -> None:

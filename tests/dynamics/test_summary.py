@@ -42,13 +42,13 @@ def _reports() -> list[RankReport]:
 def test_numbers() -> None:
     summary = build_summary(_reports(), steps=1000, dt_fs=2.0, run={"model": "lj"})
     assert summary["n_atoms"] == 4000
-    assert summary["n_edges"] == 200_000
+    assert summary["n_listed_edges"] == 200_000
     assert summary["wall_s"] == 10.0
     assert summary["steps_per_s"] == 100.0
     assert summary["atom_steps_per_s"] == 400_000.0
     assert summary["ns_per_day"] == pytest.approx(100.0 * 86400 * 2e-6)
     assert summary["ghost_ratio"] == 0.1
-    assert summary["imbalance"] == {"owned": 1.5, "edges": 1.5, "work": pytest.approx(9.0 / 7.5)}
+    assert summary["imbalance"] == {"owned": 1.5, "listed_edges": 1.5, "work": pytest.approx(9.0 / 7.5)}
     assert summary["communication"] == {
         "collectives_per_rank": 300,
         "collectives_per_step": 0.3,

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from ase.neighborlist import neighbor_list
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
-from nvdd_core.graph import NeighborList, build_neighbors
+from nvdd_core.graph import NeighborList, build_neighbors, pairs
 from nvdd_core.partition import Box, Frame, segment_bounds
 from tests.cases import oracle
 
@@ -168,3 +167,21 @@ def test_no_rows_and_no_edges() -> None:
         assert edges.n_edges == 0
         assert edges.coo()[0].shape == (2, 0)
         assert edges.matrix()[0].shape == (n, 0)
+
+
+@pytest.mark.parametrize("library", ["vesin", "toolkit"])
+@pytest.mark.parametrize("n_receivers", [0, 1, 60, 400])
+def test_libraries_agree_on_chosen_receivers(library: str, n_receivers: int) -> None:
+    """Both backends against brute force, with points of very uneven density."""
+    if library == "toolkit":
+        pytest.importorskip("nvalchemiops")
+    search = {"vesin": pairs.vesin_neighbors, "toolkit": pairs.toolkit_neighbors}[library]
+    rng = np.random.default_rng(11)
+    pos = np.vstack([rng.random((300, 3)) * 12, rng.random((100, 3)) * 1.5 + 30])
+    receivers, senders, splits = search(torch.as_tensor(pos), n_receivers, 1.7)
+    i, j, _ = oracle.directed_edges(pos, np.eye(3), (False,) * 3, 1.7)
+    right = sorted((a, b) for a, b in zip(i.tolist(), j.tolist(), strict=True) if a < n_receivers)
+    assert sorted(zip(receivers.tolist(), senders.tolist(), strict=True)) == right
+    assert receivers.dtype == senders.dtype == splits.dtype == torch.int32
+    assert torch.equal(splits, pairs.splits_of_receivers(receivers, n_receivers))
+    assert torch.equal(receivers, receivers.sort()[0])

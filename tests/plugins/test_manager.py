@@ -327,7 +327,7 @@ def test_plugin_names_of_the_core_package_are_lazy() -> None:
 
 
 def test_presets_of_the_core_are_where_the_manager_says() -> None:
-    for name in ("SPEC_MPNN_HALO", "SPEC_MPNN_GP"):
+    for name in ("SPEC_MPNN_HALO", "SPEC_MPNN_GP", "SPEC_MPNN_WIDE"):
         assert PluginManager([]).spec(name).ref.resolve() is getattr(nvdd_core, name)
 
 

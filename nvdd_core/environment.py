@@ -1,0 +1,80 @@
+"""What torchrun or srun says of this process: its rank, the group's size, its place on the host, the meeting point.
+
+`found_group`, `found_local_rank` and `meeting_point` read the variables that a starter leaves in the environment.
+The command line and `runtime.manager` ask here and nowhere else, so a command and a script see the same group.
+
+Invariant: standard library only, and the environment is read, never changed. Layer: environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from nvdd_core.errors import InputError
+
+
+def found_group(env: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+    """Return (rank, size) of the group that this process was started in, or None.
+
+    Raises
+    ------
+    InputError
+        When the variables that describe the group are not numbers.
+    """
+    env = os.environ if env is None else env
+    known = [("RANK", "WORLD_SIZE", 1)]
+    # The shell of an sbatch script has the variables of a task, too, but srun alone sets a step's.
+    if "SLURM_JOB_ID" not in env or "SLURM_STEP_ID" in env:
+        known.append(("SLURM_PROCID", "SLURM_NTASKS", 2))
+    for rank, size, least in known:
+        if rank in env and size in env:
+            try:
+                place, count = int(env[rank]), int(env[size])
+            except ValueError:
+                raise InputError(
+                    f"{rank}={env[rank]!r} and {size}={env[size]!r} should be whole numbers, as torchrun and "
+                    "srun set them; unset them to start processes on this machine"
+                ) from None
+            if count >= least:
+                return place, count
+    return None
+
+
+def found_local_rank(env: Mapping[str, str] | None = None) -> int:
+    """Return this process's number on its host; 0 outside a group.
+
+    Raises
+    ------
+    InputError
+        When the variable that tells it is not a number.
+    """
+    env = os.environ if env is None else env
+    if found_group(env) is None:
+        return 0
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        if name in env:
+            try:
+                return int(env[name])
+            except ValueError:
+                raise InputError(f"{name} is {env[name]!r}: expected a whole number") from None
+    return 0
+
+
+def meeting_point(env: Mapping[str, str] | None = None) -> str:
+    """Return where the ranks of the group find each other, as an address that torch takes.
+
+    That is ``env://`` where MASTER_ADDR and MASTER_PORT are set, as by torchrun. srun sets neither: then it is
+    the first host of the step, and a port made of the numbers of job and step, which all tasks know.
+    """
+    env = os.environ if env is None else env
+    if "RANK" in env or {"MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+        return "env://"
+    nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    # The first host of a list such as "gpu[07-09,12],login1".
+    first = re.match(r"([^\[,]+)(?:\[(\w+))?", nodes)
+    host = "".join(part or "" for part in first.groups()) if first else nodes
+    number = f"{env.get('SLURM_JOB_ID', '0')}{env.get('SLURM_STEP_ID', '0')}"
+    port = 20_000 + int(re.sub(r"\D", "", number) or 0) % 20_000
+    return f"tcp://{env.get('MASTER_ADDR', host)}:{env.get('MASTER_PORT', port)}"

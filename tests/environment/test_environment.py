@@ -1,0 +1,58 @@
+"""Which group the variables of torchrun and srun describe, and where it meets."""
+
+from __future__ import annotations
+
+import pytest
+
+from nvdd_core.environment import found_group, found_local_rank, meeting_point
+from nvdd_core.errors import InputError
+
+STEP = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
+
+
+def test_found_group() -> None:
+    assert found_group({}) is None
+    assert found_group({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
+    assert found_group({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}) == (1, 4)
+    # A batch script of one task is no group: the user may start local processes in it.
+    assert found_group({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}) is None
+    with pytest.raises(InputError, match="whole numbers"):
+        found_group({"RANK": "a", "WORLD_SIZE": "8"})
+
+
+def test_the_shell_of_a_batch_script_is_no_group() -> None:
+    shell = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}
+    assert found_group(shell) is None
+    assert found_group({**shell, "SLURM_STEP_ID": "0"}) == (0, 4)
+
+
+def test_local_rank() -> None:
+    assert found_local_rank({}) == found_local_rank({"LOCAL_RANK": "3"}) == 0
+    assert found_local_rank({**STEP, "SLURM_LOCALID": "1"}) == 1
+    assert found_local_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "2", "SLURM_LOCALID": "0"}) == 2
+    with pytest.raises(InputError, match="LOCAL_RANK is 'x'"):
+        found_local_rank({"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "x"})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [
+        (None, "127.0.0.1"),
+        ("gpu07", "gpu07"),
+        ("gpu[07-09,12],login1", "gpu07"),
+        ("a1,b2", "a1"),
+        ("n[3,5].cluster", "n3"),
+    ],
+)
+def test_meeting_point_under_slurm(nodes: str | None, host: str) -> None:
+    found = meeting_point(STEP if nodes is None else {**STEP, "SLURM_STEP_NODELIST": nodes})
+    scheme, _, rest = found.partition("://")
+    name, _, port = rest.partition(":")
+    assert (scheme, name) == ("tcp", host)
+    assert 20_000 <= int(port) < 40_000
+
+
+def test_meeting_point_that_is_given() -> None:
+    assert meeting_point({**STEP, "MASTER_ADDR": "x", "MASTER_PORT": "1"}) == "env://"
+    assert meeting_point({**STEP, "MASTER_ADDR": "x"}).startswith("tcp://x:")
+    assert meeting_point({"RANK": "0"}) == "env://"
