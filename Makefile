@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	@echo "setting up $(VENV) (a minute or two the first time) ..."
 	@$(INSTALL) $$(grep '^torch==' constraints.txt)
 	@$(INSTALL) hatchling editables
-	@$(INSTALL) --no-build-isolation --editable '.[plot,testing,lint]' $(addprefix --editable ./,$(PLUGINS))
+	@$(INSTALL) --no-build-isolation --editable '.[plot,gpu,testing,lint]' $(addprefix --editable ./,$(PLUGINS))
 	@touch $@
 	@echo "$(VENV) is ready"
 

@@ -340,7 +340,7 @@ class CheckpointWriter:
     """
 
     scope = HookScope.GLOBAL
-    begins_anew = True
+    begins_anew = False
 
     def __init__(
         self,

@@ -36,13 +36,16 @@ class Integrator(Protocol):
     """
 
     @property
-    def name(self) -> str: ...  # noqa: D102
+    def name(self) -> str:
+        """Short name, as in a run file."""
 
     @property
-    def dt(self) -> float: ...  # noqa: D102
+    def dt(self) -> float:
+        """Time step in fs."""
 
     @property
-    def conserves_momentum(self) -> bool: ...  # noqa: D102
+    def conserves_momentum(self) -> bool:
+        """Whether the total momentum stays what it was."""
 
     def init(self, state: MDState) -> None:
         """Prepare for `state`; its forces are those at its positions."""

@@ -63,13 +63,13 @@ def full_kernel(variant: Variant) -> Any:  # noqa: C901, PLR0915 - a kernel can'
 
     A virial of any kind is written per row; who wants the total sums the rows.
     """
-    vec3 = vec3_type(variant.dtype)
+    vec3, mat33 = vec3_type(variant.dtype), mat33_type(variant.dtype)
     scalar = scalar_type(variant.dtype)
     many, linear = variant.many_species, variant.linear_term
     want_energy, want_forces = variant.want.energy, variant.want.forces
     want_virial = variant.want.virial is not Virial.NONE
 
-    def nvdd_lj_full(  # noqa: PLR0915
+    def nvdd_lj_full(
         packed: Any,
         row_splits: Any,
         senders: Any,
@@ -88,22 +88,13 @@ def full_kernel(variant: Variant) -> Any:  # noqa: C901, PLR0915 - a kernel can'
             table = n_species * species[i]
         pair = coefficients[0]
         e = scalar(0.0)
-        fx = scalar(0.0)
-        fy = scalar(0.0)
-        fz = scalar(0.0)
-        vxx = scalar(0.0)
-        vxy = scalar(0.0)
-        vxz = scalar(0.0)
-        vyy = scalar(0.0)
-        vyz = scalar(0.0)
-        vzz = scalar(0.0)
+        f = vec3()
+        v = mat33()
         for k in range(row_splits[i], row_splits[i + 1]):  # type: ignore[operator]
             j = senders[k]
             there = packed[j]
-            dx = there[0] - here[0]
-            dy = there[1] - here[1]
-            dz = there[2] - here[2]
-            r2 = dx * dx + dy * dy + dz * dz
+            d = vec3(there[0] - here[0], there[1] - here[1], there[2] - here[2])
+            r2 = wp.dot(d, d)
             # written so that a row that is not a number is seen, not skipped
             if not (r2 >= cutoff_squared):
                 if wp.static(many):
@@ -118,30 +109,20 @@ def full_kernel(variant: Variant) -> Any:  # noqa: C901, PLR0915 - a kernel can'
                     e += scalar(0.5) * (pair[1] * s3 * (s3 - scalar(1.0)) + pair[2])
                     if wp.static(linear):
                         e += scalar(0.5) * pair[3] * wp.sqrt(r2)
-                gx = g * dx
-                gy = g * dy
-                gz = g * dz
-                fx -= gx
-                fy -= gy
-                fz -= gz
+                f -= g * d
                 if wp.static(want_virial):
-                    vxx += gx * dx
-                    vxy += gx * dy
-                    vxz += gx * dz
-                    vyy += gy * dy
-                    vyz += gy * dz
-                    vzz += gz * dz
+                    v -= scalar(0.5) * g * wp.outer(d, d)
         if wp.static(want_energy):
             energy[i] = e
         if wp.static(want_forces):
-            forces[i] = vec3(fx, fy, fz)
+            forces[i] = f
         if wp.static(want_virial):
-            row_virial[i, 0] = scalar(-0.5) * vxx
-            row_virial[i, 1] = scalar(-0.5) * vxy
-            row_virial[i, 2] = scalar(-0.5) * vxz
-            row_virial[i, 3] = scalar(-0.5) * vyy
-            row_virial[i, 4] = scalar(-0.5) * vyz
-            row_virial[i, 5] = scalar(-0.5) * vzz
+            row_virial[i, 0] = v[0, 0]
+            row_virial[i, 1] = v[0, 1]
+            row_virial[i, 2] = v[0, 2]
+            row_virial[i, 3] = v[1, 1]
+            row_virial[i, 4] = v[1, 2]
+            row_virial[i, 5] = v[2, 2]
 
     types = {
         "packed": wp.array(dtype=vec4_type(variant.dtype)),
