@@ -6,6 +6,7 @@ import click
 
 from nvdd_core.cli.plugins_cmd import emit, json_flag, listing
 from nvdd_core.plugins import report
+from nvdd_core.plugins.known import not_installed
 
 
 @click.command("models", short_help="List the models that can be run.")
@@ -18,9 +19,7 @@ def models(as_json: bool) -> None:
     with listing(as_json) as manager:
         document = report.models_document(manager)
     emit(document, as_json, report.models_table(document), document["notes"])
-    if not as_json and document["not_installed"]:
-        names = ", ".join(
-            f"{row['name']} (pip install {row['distribution']})" for row in document["not_installed"]
-        )
-        click.echo(f"\nKnown but not installed: {names}")
+    sentences = not_installed(row["name"] for row in document["not_installed"])
+    if not as_json and sentences:
+        click.echo("\n" + "\n".join(sentences))
     manager.require_healthy()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from nvdd_core import errors
 from nvdd_core.comm.mesh import Mesh
 
 _KEY = "nvdd/fault"
+_HOST_STAYS_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class Fault:
                 return known(text)
             except TypeError:  # a type that wants more than a message, UnicodeDecodeError for one
                 pass
-        return errors.PeerError(f"rank {self.rank}: {self.type}: {self.message}")
+        kind = errors.InputError if self.exit_code == errors.InputError.exit_code else errors.PeerError
+        return kind(f"rank {self.rank}: {self.type}: {self.message}")
 
 
 def publish(mesh: Mesh, exc: BaseException) -> None:
@@ -63,6 +66,11 @@ def publish(mesh: Mesh, exc: BaseException) -> None:
     try:
         if store.add(_KEY + "/count", 1) == 1:
             store.set(_KEY, json.dumps(asdict(Fault.of(mesh.rank, exc))))
+        if mesh.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            # the store lives in this process: give the others time to read the board before it goes
+            end = time.monotonic() + _HOST_STAYS_S
+            while store.add(_KEY + "/seen", 0) < mesh.size - 1 and time.monotonic() < end:
+                time.sleep(0.02)
     except RuntimeError:
         # The store dies with its host; the others then report a lost rank, which is all that can be known.
         return
@@ -77,7 +85,9 @@ def read(mesh: Mesh, wait_s: float = 0.0) -> Fault | None:
     while True:
         try:
             if store.check([_KEY]):
-                return Fault(**json.loads(store.get(_KEY)))
+                fault = Fault(**json.loads(store.get(_KEY)))
+                store.add(_KEY + "/seen", 1)
+                return fault
         except RuntimeError:
             return None
         if time.monotonic() >= end:

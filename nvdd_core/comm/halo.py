@@ -14,7 +14,6 @@ Layer: comm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -212,13 +211,3 @@ class HaloPlan:
                 f"rank {self.mesh.rank}: an exchange needs the {expected} {kind} rows, found a tensor of shape "
                 f"{tuple(rows.shape)}"
             )
-
-
-def exchange_bytes(plan: HaloPlan, columns: int, element_size: int) -> int:
-    """Return the bytes that one forward exchange of `columns` values a row sends from this rank."""
-    return sum(plan.send_splits) * columns * element_size
-
-
-def splits_of(destination: torch.Tensor, size: int) -> Sequence[int]:
-    """Return how many entries of `destination` (int64 ranks) name each of `size` ranks."""
-    return [int(v) for v in torch.bincount(destination, minlength=size).cpu()]

@@ -105,9 +105,9 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def _peer_loss(what: str) -> Iterator[None]:
     try:
         yield
+    except (torch.OutOfMemoryError, NotImplementedError):
+        raise
     except RuntimeError as exc:  # torch reports a closed connection, a time-out or an abort so
-        if isinstance(exc, RankLostError):
-            raise
         first = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
         raise RankLostError(
             f"lost contact with another rank during {what}: {first}. A rank died or was stopped; "
@@ -134,6 +134,7 @@ class Mesh:
         self.id = next(_NEXT_ID)
         _MESHES[self.id] = self
         self._lane: SharedLane | None = None
+        self._owns_group = False
         self._nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
 
     @classmethod
@@ -169,14 +170,18 @@ class Mesh:
         device: torch.device | str = "cpu",
         init_method: str = "env://",
         timeout_s: float = TIMEOUT_S,
+        *,
+        with_gpus: bool | None = None,
     ) -> Mesh:
         """Start torch's default process group and wrap it (collective).
 
         GPU tensors travel by NCCL, CPU tensors by gloo or through shared memory. A rank that waits longer than
-        `timeout_s` seconds for another one gives up.
+        `timeout_s` seconds for another one gives up. `with_gpus` says whether the group can carry GPU tensors; by
+        default it follows from the device.
         """
         device = torch.device(device)
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        with_gpus = device.type == "cuda" if with_gpus is None else with_gpus
+        backend = "cpu:gloo,cuda:nccl" if with_gpus else "gloo"
         with _peer_loss("the start of the process group"):
             dist.init_process_group(
                 backend,
@@ -185,10 +190,12 @@ class Mesh:
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
             )
-        return Mesh.from_process_group(device=device, timeout_s=timeout_s)
+        mesh = Mesh.from_process_group(device=device, timeout_s=timeout_s)
+        mesh._owns_group = True
+        return mesh
 
     def close(self, *, failed: bool = False) -> None:
-        """End the process group; the mesh can't be used afterwards.
+        """Leave the mesh, which can't be used afterwards; a process group that it started ends.
 
         Parameters
         ----------
@@ -199,8 +206,9 @@ class Mesh:
         if self._lane is not None:
             self._lane.close(0.0 if failed else TIMEOUT_S)
             self._lane = None
-        if self.group is not None and dist.is_initialized():
-            dist.destroy_process_group()
+        if self.group is not None and dist.is_initialized() and (self._owns_group or failed):
+            # after a failure connections must close, whoever made them: peers wait on them
+            _end_group(abort=failed and self._nccl)
         self.group = None
 
     def store(self) -> torch._C._distributed_c10d.Store | None:
@@ -327,10 +335,6 @@ class Mesh:
                 works.append(dist.isend(outgoing[target], group=self.group, group_dst=target))
         return Pending(out, _Works(works, rows))
 
-    def exchange_counts(self, counts: Sequence[int]) -> list[int]:
-        """Tell each rank how many rows it will get from this one; return what comes here (collective)."""
-        return [row[self.rank] for row in self.all_gather_ints(counts)]
-
     def all_gather_ints(self, values: Sequence[int]) -> list[list[int]]:
         """Gather equally long lists of integers from every rank (collective)."""
         return [
@@ -387,6 +391,13 @@ class _Works:
     def wait(self) -> None:
         for work in self._works:
             work.wait()
+
+
+def _end_group(*, abort: bool) -> None:
+    if abort:  # an orderly end would wait for the kernels of a collective that no peer will join
+        dist.distributed_c10d._abort_process_group()
+    else:
+        dist.destroy_process_group()
 
 
 def _blocks(rows: torch.Tensor, splits: Sequence[int]) -> list[torch.Tensor]:

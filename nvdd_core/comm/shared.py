@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nvdd_core.errors import RankLostError
+from nvdd_core.errors import DistributedError, RankLostError
 
 SWITCH = "NVDD_SHARED_MEMORY"
 """Environment variable; 0 makes ranks of one host use gloo."""
@@ -36,6 +36,10 @@ SWITCH = "NVDD_SHARED_MEMORY"
 _SEQUENCE, _DONE, _CLOSED, _PID, _FILE, _GENERATION = 0, 1, 2, 3, (4, 6), (5, 7)
 _COLUMNS = 8  # one cache line a rank
 _SPINS, _YIELDS = 50, 4000
+_HEAD = (
+    3  # numbers in front of a message: what operation, bytes a row, and then the first rows by destination
+)
+_OPERATIONS = ("all_reduce_sum", "all_reduce_max", "all_gather", "all_to_all")
 _LINGER_S = 5.0
 
 Finish = Callable[[], None]
@@ -61,10 +65,11 @@ class SharedLane:
 
     def all_reduce_(self, t: torch.Tensor, combine: Callable[..., Any]) -> Finish:
         """Post `t`; the returned call replaces it by the combination over ranks, in the order of ranks."""
-        number = self._post(t, (0,) * (self.size + 1))
+        code = _OPERATIONS.index("all_reduce_max" if combine is torch.maximum else "all_reduce_sum")
+        number = self._post(t, code, self._to_all(t))
 
         def finish() -> None:
-            parts = [self._block(number, r, t.shape, t.dtype) for r in range(self.size)]
+            parts = [self._block(number, code, r, t.shape, t.dtype) for r in range(self.size)]
             total = parts[0].clone()
             for part in parts[1:]:
                 combine(total, part, out=total)
@@ -74,11 +79,12 @@ class SharedLane:
 
     def all_gather(self, t: torch.Tensor, out: torch.Tensor) -> Finish:
         """Post `t`; the returned call fills `out`, shape (size, *t.shape)."""
-        number = self._post(t, (0,) * (self.size + 1))
+        code = _OPERATIONS.index("all_gather")
+        number = self._post(t, code, self._to_all(t))
 
         def finish() -> None:
             for r in range(self.size):
-                out[r].copy_(self._block(number, r, t.shape, t.dtype))
+                out[r].copy_(self._block(number, code, r, t.shape, t.dtype))
 
         return self._later(number, finish)
 
@@ -89,15 +95,18 @@ class SharedLane:
         starts = [0]
         for n in send_splits:
             starts.append(starts[-1] + n)
-        number = self._post(rows, starts)
+        code = _OPERATIONS.index("all_to_all")
+        table = [bound for n in range(self.size) for bound in starts[n : n + 2]]
+        number = self._post(rows, code, table)
 
         def finish() -> None:
             place = 0
             for source, n in enumerate(recv_splits):
+                shape = torch.Size((n, *rows.shape[1:]))
+                part = self._block(number, code, source, shape, rows.dtype)
                 if n:
-                    shape = torch.Size((n, *rows.shape[1:]))
-                    out[place : place + n].copy_(self._block(number, source, shape, rows.dtype))
-                    place += n
+                    out[place : place + n].copy_(part)
+                place += n
 
         return self._later(number, finish)
 
@@ -122,15 +131,24 @@ class SharedLane:
 
     # -- slots ---------------------------------------------------------------------------------------------
 
-    def _post(self, t: torch.Tensor, starts: Sequence[int]) -> int:
-        """Write a message with its table of first rows by destination; return its number."""
+    def _to_all(self, t: torch.Tensor) -> list[int]:
+        """Return the table of a message of which every rank reads all."""
+        return [0, t.shape[0] if t.dim() else 1] * self.size
+
+    @property
+    def _head_bytes(self) -> int:
+        return -(-8 * (_HEAD + 2 * self.size) // 64) * 64  # so that what follows is aligned for every dtype
+
+    def _post(self, t: torch.Tensor, code: int, table: Sequence[int]) -> int:
+        """Write a message with its table of first and last rows by destination; return its number."""
         number = self._last + 1
         self._finish_upto(number - 2)
         for peer in self._peers:
             self._wait(peer, _DONE, number - 2)
-        head, size = 8 * (self.size + 1), t.numel() * t.element_size()
+        head, size = self._head_bytes, t.numel() * t.element_size()
         slot = self._own_slot(number % 2, head + size)
-        slot.numbers[: self.size + 1] = starts
+        slot.numbers[:_HEAD] = (code, _row_bytes(t.shape, t.dtype), number)
+        slot.numbers[_HEAD : _HEAD + 2 * self.size] = table
         if size:
             slot.bytes[head : head + size].copy_(t.detach().reshape(-1).view(torch.uint8))
         self._last = number
@@ -145,17 +163,33 @@ class SharedLane:
             self._control[self.rank, _GENERATION[side]] += 1
         return slot
 
-    def _block(self, number: int, source: int, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Return a view of what rank `source` posted for this rank as message `number`."""
+    def _block(
+        self, number: int, code: int, source: int, shape: torch.Size, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return a view of what rank `source` posted for this rank as message `number`.
+
+        Raises
+        ------
+        DistributedError
+            If that rank posted another operation, or rows of another size or number.
+        """
         side = number % 2
         self._wait(source, _SEQUENCE, number)
         slot = self._mine[side] if source == self.rank else self._peer_slot(source, side)
         if slot is None:
             raise RankLostError(f"rank {self.rank}: the shared-memory lane is closed")
-        row = shape[1:].numel() * dtype.itemsize if len(shape) else dtype.itemsize
-        start = 8 * (self.size + 1) + int(slot.numbers[self.rank]) * row
-        size = shape.numel() * dtype.itemsize
-        return slot.bytes[start : start + size].view(dtype).view(shape)
+        row, n = _row_bytes(shape, dtype), shape[0] if len(shape) else 1
+        first, last = slot.numbers[_HEAD + 2 * self.rank : _HEAD + 2 * self.rank + 2].tolist()
+        found = (*slot.numbers[:_HEAD].tolist(), last - first)
+        if found != (code, row, number, n):
+            raise DistributedError(
+                f"ranks make different calls: rank {self.rank} is in {_OPERATIONS[code]} and expects {n} rows of {row} "
+                f"bytes from rank {source}, which posted {_OPERATIONS[found[0]]} with {found[3]} rows of {found[1]} "
+                "bytes. Every rank must make the same collective calls in the same order, also one without rows: "
+                "look for an early return or a branch on local sizes in the model or a hook"
+            )
+        start = self._head_bytes + first * row
+        return slot.bytes[start : start + n * row].view(dtype).view(shape)
 
     def _peer_slot(self, peer: int, side: int) -> _Slot:
         generation = int(self._control[peer, _GENERATION[side]])
@@ -224,6 +258,10 @@ class SharedLane:
         return not poll.poll(0)
 
 
+def _row_bytes(shape: torch.Size, dtype: torch.dtype) -> int:
+    return shape[1:].numel() * dtype.itemsize if len(shape) else dtype.itemsize
+
+
 class _Slot:
     """A piece of shared memory as bytes and as int64 numbers."""
 
@@ -270,7 +308,7 @@ def open_lane(
     timeout_s : float
         How long to wait for a peer that is alive but doesn't answer, seconds.
     """
-    here = (platform.node(), _boot_id()) if _is_possible() else None
+    here = (platform.node(), _boot_id(), _process_namespace()) if _is_possible() else None
     hosts = gather(here)
     if here is None or any(host != here for host in hosts):
         return None
@@ -285,12 +323,22 @@ def open_lane(
 
 
 def _is_possible() -> bool:
-    return (
-        os.environ.get(SWITCH, "1") != "0"
-        and platform.machine() in ("x86_64", "AMD64")
-        and hasattr(os, "memfd_create")
-        and hasattr(os, "pidfd_open")
-    )
+    if os.environ.get(SWITCH, "1") == "0" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    try:  # an old kernel or a strict sandbox has the functions but refuses them
+        os.close(os.pidfd_open(os.getpid()))
+        os.close(os.memfd_create("nvdd", os.MFD_CLOEXEC))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _process_namespace() -> str:
+    """Return what tells apart containers on one host, whose process numbers mean different processes."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
 
 
 def _boot_id() -> str:

@@ -340,7 +340,7 @@ class CheckpointWriter:
     """
 
     scope = HookScope.GLOBAL
-    begins_anew = False
+    begins_anew = True
 
     def __init__(
         self,

@@ -189,11 +189,14 @@ def trim_log(path: Path, last_step: int) -> None:
     with path.open("rb") as file:
         for number, line in enumerate(file):
             step = line.partition(b",")[0]
+            if not line.endswith(b"\n"):
+                break
             if number and not step.isdigit():
                 raise InputError(
-                    f"{path} is not the log of a run: line {number + 1} has no step; give another folder"
+                    f"{path} is not the log of a run: line {number + 1} begins with no step, but {step[:40]!r}; "
+                    "give another folder"
                 )
-            if not line.endswith(b"\n") or (number and int(step) > last_step):
+            if number and int(step) > last_step:
                 break
             size += len(line)
     _cut(path, size)

@@ -18,6 +18,8 @@ from functools import cache
 import torch
 from vesin import NeighborList as VesinNeighborList
 
+from nvdd_core.errors import InputError
+
 _OPEN_BOX = torch.zeros(3, 3, dtype=torch.float64)
 _MANY_POINTS = 50_000
 
@@ -103,8 +105,7 @@ def toolkit_neighbors(
         width = max(2 * width, most)
     places = torch.arange(width, device=points.device)
     senders = matrix[places < counts[:, None]].int()
-    splits = torch.zeros(n_receivers + 1, dtype=torch.int32, device=points.device)
-    splits[1:] = torch.cumsum(counts, 0)
+    splits = _splits_of_counts(counts)
     return torch.repeat_interleave(targets, counts.long(), output_size=senders.shape[0]), senders, splits
 
 
@@ -116,9 +117,15 @@ def has_toolkit_ops() -> bool:
 
 def splits_of_receivers(receivers: torch.Tensor, n_receivers: int) -> torch.Tensor:
     """Return where each receiver's edges begin (n_receivers + 1,), int32."""
-    splits = torch.zeros(n_receivers + 1, dtype=torch.int32, device=receivers.device)
-    splits[1:] = torch.cumsum(torch.bincount(receivers, minlength=n_receivers), 0)
-    return splits
+    return _splits_of_counts(torch.bincount(receivers, minlength=n_receivers))
+
+
+def _splits_of_counts(counts: torch.Tensor) -> torch.Tensor:
+    splits = torch.zeros(counts.shape[0] + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=splits[1:])
+    if int(splits[-1]) > torch.iinfo(torch.int32).max:
+        raise InputError(f"{int(splits[-1])} edges on one rank are more than 2**31 - 1: use more ranks")
+    return splits.int()
 
 
 def _expected_neighbors(n: int, extent: torch.Tensor, cutoff: float) -> int:

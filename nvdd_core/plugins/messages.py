@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nvdd_core.errors import PluginUnusableError
-from nvdd_core.plugins.known import KNOWN_MODELS, near
+from nvdd_core.plugins.known import KNOWN_MODELS, near, not_installed, way_to
 from nvdd_core.plugins.record import Decl, PluginRecord, PluginStatus, Provided
 
 
@@ -34,15 +34,14 @@ def no_model(name: str, names: Iterable[str], records: Iterable[PluginRecord]) -
     installed = sorted(set(names))
     missing = {model: dist for model, dist in KNOWN_MODELS.items() if model not in installed}
     if name in missing:
-        hint = f" Install it: pip install {missing[name]}."
+        hint = f" {way_to(missing[name])}"
     else:
         hint = did_you_mean(name, [*installed, *missing])
     text = (
         f"no installed plugin provides the model '{name}'.{hint} Installed: {', '.join(installed) or 'none'}."
     )
-    others = [f"{model} (pip install {dist})" for model, dist in missing.items() if model != name]
-    if others:
-        text += f" Known but not installed: {', '.join(others)}."
+    for sentence in not_installed(model for model in missing if model != name):
+        text += f" {sentence}"
     unusable = [f"{r.name} ({r.status.value})" for r in records if r.status is not PluginStatus.OK]
     if unusable:
         text += f" Can't be used: {', '.join(unusable)}; run 'nvdd plugins' to see why."
@@ -53,7 +52,7 @@ def no_plugin(name: str, names: Iterable[str]) -> str:
     """Say that no plugin `name` is installed."""
     installed = sorted(set(names))
     package = KNOWN_MODELS.get(name)
-    install = f" Install it: pip install {package}." if package else ""
+    install = f" {way_to(package)}" if package else ""
     return (
         f"no plugin named '{name}' is installed.{install}{did_you_mean(name, installed)} "
         f"Installed: {', '.join(installed) or 'none'}."

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import nvdd_core
 from nvdd_core.plugins.hookspecs import API, MIN_API
-from nvdd_core.plugins.known import KNOWN_MODELS
+from nvdd_core.plugins.known import KNOWN_MODELS, RELEASED
 from nvdd_core.plugins.manager import PluginManager
 from nvdd_core.plugins.record import PluginRecord, PluginStatus, Provided
 from nvdd_core.plugins.rows import AdapterDecl, ModelDecl, SpecDecl
@@ -139,7 +139,7 @@ def models_document(manager: PluginManager) -> Json:
             for row in models
         ],
         "not_installed": [
-            {"name": name, "distribution": distribution}
+            {"name": name, "distribution": distribution, "released": distribution in RELEASED}
             for name, distribution in KNOWN_MODELS.items()
             if name not in names
         ],

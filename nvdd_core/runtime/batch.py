@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import ase
 import ase.units
@@ -129,6 +128,7 @@ class Batch:
         """
         if len(self) == 0:
             raise InputError("the structure has no atoms; give at least one")
+        self._validate_layout()
         for name, rows in (
             ("position", self.positions),
             ("velocity", self.velocities),
@@ -147,6 +147,32 @@ class Batch:
                     f"the cell of system {s} holds a value that is not finite: {self.cell[s].tolist()}; mend the file"
                 )
         Box.from_cells(self.cell, self.pbc, "system")
+
+    def _validate_layout(self) -> None:
+        n, n_systems = len(self), self.n_systems
+        _expect("positions", self.positions, (n, 3), torch.float64)
+        _expect("numbers", self.numbers, (n,), torch.int64)
+        _expect("system", self.system, (n,), torch.int64)
+        _expect("masses", self.masses, (n,), torch.float64)
+        _expect("ids", self.ids, (n,), torch.int64)
+        _expect("cell", self.cell, (n_systems, 3, 3), torch.float64)
+        _expect("pbc", self.pbc, (n_systems, 3), torch.bool)
+        if self.velocities is not None:
+            _expect("velocities", self.velocities, (n, 3), torch.float64)
+        for name, rows in self.fields.items():
+            if rows.shape[:1] != (n,):
+                raise InputError(f"field '{name}' has shape {tuple(rows.shape)}: expected {n} rows")
+        if not torch.equal(self.ids.sort()[0], torch.arange(n)):
+            raise InputError(f"ids of a batch must be 0 to {n - 1}, each once")
+        if int(self.system.min()) < 0 or int(self.system.max()) >= n_systems:
+            raise InputError(f"system of a batch must lie in 0 to {n_systems - 1}")
+
+
+def _expect(name: str, rows: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tuple(rows.shape) != shape or rows.dtype != dtype:
+        raise InputError(
+            f"{name} of a batch has shape {tuple(rows.shape)} and {rows.dtype}; expected {shape} and {dtype}"
+        )
 
 
 def _field_names(atoms: ase.Atoms) -> set[str]:
@@ -217,11 +243,6 @@ class LocalBatch:
     def edge_shifts(self) -> torch.Tensor:
         """Shift of each edge's sender in whole cells, (E, 3) int64."""
         return self.neighbors.coo()[1]
-
-    @cached_property
-    def extended_positions(self) -> torch.Tensor:
-        """Positions of owned, ghost and image rows, (n_local + n_image, 3); differentiable."""
-        return self.neighbors.extend(self.positions, self.cell, self.system)
 
     def edge_vectors(self) -> torch.Tensor:
         """Return vectors receiver -> sender of every directed edge, (E, 3), Angstrom; differentiable."""

@@ -9,7 +9,6 @@ Layer: runtime.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from enum import Enum
 import torch
 
 from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
+from nvdd_core.errors import InputError
 from nvdd_core.spec import StrategyKind
 from nvdd_core.tensor import ShardTensor
 
@@ -60,24 +60,23 @@ class DomainContext:
 
 
 _NONE = DomainContext()
-_LIVE = threading.local()
+# One a process, not one a thread: autograd runs the backward pass of a GPU in a thread of its own.
+_LIVE: list[DomainContext] = [_NONE]
 
 
 def current_dd_context() -> DomainContext:
     """Return the context of the evaluation under way, or one that is not distributed."""
-    context: DomainContext = _LIVE.__dict__.get("context", _NONE)
-    return context
+    return _LIVE[-1]
 
 
 @contextmanager
 def enter_context(context: DomainContext) -> Iterator[DomainContext]:
     """Make `context` current for the body."""
-    before = current_dd_context()
-    _LIVE.context = context
+    _LIVE.append(context)
     try:
         yield context
     finally:
-        _LIVE.context = before
+        _LIVE.pop()
 
 
 def to_local(x: torch.Tensor) -> torch.Tensor:
@@ -100,6 +99,11 @@ def refresh_neighbors(x: torch.Tensor) -> torch.Tensor:
     """
     context = current_dd_context()
     if context.plan is None or not context.exchanges:
+        if context.plan is not None and x.shape[0] != context.plan.n_local:
+            raise InputError(
+                f"refresh_neighbors got {x.shape[0]} rows where nothing is exchanged (wide halo or one rank): "
+                f"compute all {context.plan.n_local} local rows there, not only the {context.plan.n_owned} owned ones"
+            )
         return x
     out = context.plan.forward(to_local(x)[: context.plan.n_owned])
     context.exchanged.append(out)

@@ -19,17 +19,18 @@ from dataclasses import dataclass
 import torch
 
 from nvdd_core.comm import Mesh, Pending, agreed
-from nvdd_core.errors import InputError, NumericalError, PluginValidationError
+from nvdd_core.errors import InputError, NumericalError, PluginValidationError, SpecError
 from nvdd_core.partition import apply_by_segment
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
-from nvdd_core.runtime.context import DomainContext, enter_context, to_local
+from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, to_local
 from nvdd_core.runtime.domain import Domain, DomainBuilder
-from nvdd_core.runtime.mlip_spec import ForceStrategy
+from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_api import Model
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.timer import PhaseTimer
+from nvdd_core.spec import HaloStorage, StrategyKind
 from nvdd_core.tensor import (
     ParticleHaloConfig,
     ParticleHaloMetadata,
@@ -80,6 +81,27 @@ class Partial:
     node_virial: torch.Tensor | None = None
 
 
+def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
+    """Return `spec` if the runtime does everything that it declares.
+
+    Raises
+    ------
+    SpecError
+        Naming the first field that would be ignored.
+    """
+    distribution = spec.distribution
+    if not isinstance(distribution.storage, HaloStorage):
+        raise SpecError(
+            f"the model's spec asks for {type(distribution.storage).__name__}; only HaloStorage is served so far"
+        )
+    for name in ("custom_ops", "third_party_helpers"):
+        if getattr(distribution, name):
+            raise SpecError(
+                f"the model's spec declares {name}, which are not installed by this version of nvdd"
+            )
+    return spec
+
+
 class DistributedModel:
     """Evaluates one model over the ranks of a mesh.
 
@@ -101,7 +123,7 @@ class DistributedModel:
         self.model = model
         self.config = config if config is not None else DomainConfig()
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
-        self.spec = model.distribution_spec(self.config.strategy)
+        self.spec = _served(model.distribution_spec(self.config.strategy), self.config.strategy)
         self.timer = PhaseTimer(self.mesh.device)
         self.n_rebuilds = 0
         self._builder = DomainBuilder(
@@ -130,6 +152,12 @@ class DistributedModel:
         fresh = not self.is_current(sharded)
         if fresh:
             self.rebuild(sharded, check=True)
+        elif (
+            self.config.skin == 0.0 and self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] != 0.0
+        ):
+            # without a skin any move rebuilds: asking first is cheaper than an evaluation for nothing
+            self.rebuild(sharded)
+            fresh = True
         partial = self.compute(sharded, wanted)
         flag = None if fresh else self.moved_flag(sharded)
         totals = self.reduce(partial, flag).wait()
@@ -147,6 +175,7 @@ class DistributedModel:
             and domain.version == sharded.version
             and domain.reference.shape == sharded.positions.shape
             and bool((domain.cell == sharded.cell).all())
+            and bool((domain.pbc == sharded.pbc).all())
         )
 
     @property
@@ -195,6 +224,8 @@ class DistributedModel:
         Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
         """
         moved = sharded.positions - self.domain.reference
+        if self.domain.contents != sharded.contents():
+            return moved.new_ones(())  # what ghosts copied has changed here, perhaps on this rank only
         if moved.shape[0] == 0:
             return moved.new_zeros(())
         # a position that is not finite makes this NaN, which is not zero either; the rebuild then names it
@@ -276,7 +307,7 @@ class DistributedModel:
 
     def _compute_direct(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         domain = self.domain
-        with torch.no_grad():
+        with torch.no_grad(), enter_context(self._context()):
             with self.timer.phase("exchange"):
                 local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
             with self.timer.phase("model"):
@@ -288,6 +319,11 @@ class DistributedModel:
         return Partial(energy, out.get("forces"), out.get("virial"), node_energy, out.get("node_virial"))
 
     def _compute_by_autograd(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+        # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
+        with enter_context(self._context()):
+            return self._differentiate(sharded, wanted)
+
+    def _differentiate(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         domain = self.domain
         n_owned = domain.plan.n_owned
         derive = bool(wanted & {"forces", "stress"})
@@ -323,8 +359,7 @@ class DistributedModel:
     def _forward(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
     ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
-        domain = self.domain
-        context = DomainContext(self.mesh.size > 1, self.mesh, domain.plan, self.config.strategy)
+        domain, context = self.domain, current_dd_context()
         system = domain.system
         if context.exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
             local = ShardTensor.wrap(
@@ -348,14 +383,37 @@ class DistributedModel:
             fields=domain.fields,
             requested=wanted,
         )
-        with enter_context(context), collect_exchanges(context.exchanged):
+        with collect_exchanges(context.exchanged):
             out = self.model.forward(batch)
         missing = self._expected(wanted) - out.keys()
         if missing:
             raise PluginValidationError(
                 f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(out)}"
             )
-        return {name: to_local(t) for name, t in out.items()}, context.exchanged
+        out = {name: to_local(t) for name, t in out.items()}
+        self._check_shapes(out)
+        return out, context.exchanged
+
+    def _context(self) -> DomainContext:
+        return DomainContext(self.mesh.size > 1, self.mesh, self.domain.plan, self.config.strategy)
+
+    def _check_shapes(self, out: dict[str, torch.Tensor]) -> None:
+        """Refuse results of the wrong shape, which a slice or a sum would turn into wrong numbers."""
+        plan, n_systems = self.domain.plan, self.domain.cell.shape[0]
+        rows = {plan.n_owned, plan.n_local}
+        expected: dict[str, list[tuple[int, ...]]] = {
+            "node_energy": [(n,) for n in rows],
+            "forces": [(plan.n_owned, 3)],
+            "virial": [(n_systems, 3, 3)],
+            "node_virial": [(plan.n_owned, 3, 3)],
+        }
+        for name, shapes in expected.items():
+            if name in out and tuple(out[name].shape) not in shapes:
+                raise PluginValidationError(
+                    f"rank {self.mesh.rank}: the model gave '{name}' with shape {tuple(out[name].shape)}; expected "
+                    f"{' or '.join(map(str, shapes))} ({plan.n_owned} owned rows, {plan.n_ghost} ghosts, {n_systems} "
+                    "systems)"
+                )
 
     def _expected(self, wanted: frozenset[str]) -> set[str]:
         """Return what the model's forward has to give for the outputs `wanted`."""

@@ -47,8 +47,10 @@ class Domain:
     version : int
         `ShardedBatch.version` that this belongs to.
     box : Box
-    cell : Tensor, shape (S, 3, 3)
-        The batch's own cell at the rebuild.
+    contents : tuple of int
+        `ShardedBatch.contents` at the rebuild.
+    cell : Tensor, shape (S, 3, 3); pbc : Tensor, shape (S, 3)
+        The batch's own at the rebuild.
     plan : HaloPlan
     neighbors : NeighborList
     offset : Tensor, shape (n_owned, 3), float64
@@ -61,7 +63,9 @@ class Domain:
 
     version: int
     box: Box
+    contents: tuple[int, ...]
     cell: torch.Tensor
+    pbc: torch.Tensor
     plan: HaloPlan
     neighbors: NeighborList
     offset: torch.Tensor
@@ -133,7 +137,9 @@ class DomainBuilder:
         return Domain(
             version=sharded.version,
             box=box,
+            contents=sharded.contents(),
             cell=sharded.cell.clone(),
+            pbc=sharded.pbc.clone(),
             plan=plan,
             neighbors=neighbors,
             offset=offset,

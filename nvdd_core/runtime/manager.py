@@ -14,9 +14,9 @@ from types import TracebackType
 
 import torch
 
-from nvdd_core.comm import TIMEOUT_S, Mesh
+from nvdd_core.comm import TIMEOUT_S, Mesh, agreed, publish
 from nvdd_core.environment import found_group, found_local_rank, meeting_point
-from nvdd_core.errors import InputError
+from nvdd_core.errors import InputError, RankLostError
 
 
 def resolve_rank(environ: Mapping[str, str] = os.environ) -> int:
@@ -109,13 +109,26 @@ class DistributedManager:
         rank, size = resolve_rank(), resolve_world_size()
         if not 0 <= rank < size:
             raise InputError(f"the environment gives rank {rank} of {size}: expected 0 <= rank < size")
-        self.device = resolve_device(device)
+        failure: InputError | None = None
+        try:
+            self.device = resolve_device(device)
+        except InputError as exc:
+            if size == 1:
+                raise
+            failure, self.device = exc, torch.device("cpu")  # the others hear of it once the group is there
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if size == 1:
             self.mesh = Mesh.single(self.device)
-        else:
-            self.mesh = Mesh.initialise(rank, size, self.device, init_method or meeting_point(), timeout_s)
+            return
+        backend_device = "cuda" if torch.cuda.is_available() and device != "cpu" else "cpu"
+        where = self.device if self.device.type == backend_device else torch.device("cpu")
+        self.mesh = Mesh.initialise(
+            rank, size, where, init_method or meeting_point(), timeout_s, with_gpus=backend_device == "cuda"
+        )
+        with agreed(self.mesh):
+            if failure is not None:
+                raise failure
 
     def close(self) -> None:
         """Leave the group; harmless when it is closed already."""
@@ -127,4 +140,6 @@ class DistributedManager:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if value is not None and not isinstance(value, RankLostError):
+            publish(self.mesh, value)
+        self.mesh.close(failed=value is not None)

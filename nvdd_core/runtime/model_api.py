@@ -25,7 +25,7 @@ class Model(Protocol):
         float32 or float64.
     device : torch.device
     outputs : frozenset of str
-        What it can give, of energy, forces, stress, node_energy.
+        What it can give, of energy (which every model has to), forces, stress, node_energy, node_virial.
     layers : int
         Message-passing layers; 1 for a pair potential.
     neighbor_form : str
@@ -69,6 +69,7 @@ class Model(Protocol):
         -------
         dict of str to Tensor
             ``node_energy`` (n_owned,) or (n_local,), eV, differentiable; or, with ForceStrategy.DIRECT, what
-            ``batch.requested`` asks of ``node_energy``, ``forces`` (n_owned, 3) and ``virial`` (S, 3, 3), the
-            derivative of this rank's partial energy with respect to a strain.
+            ``batch.requested`` asks of ``node_energy`` (for energy, too), ``forces`` (n_owned, 3) and, for stress,
+            ``virial`` (S, 3, 3), the derivative of this rank's partial energy with respect to a strain. Either way
+            ``node_virial`` (n_owned, 3, 3) where it is asked for.
         """

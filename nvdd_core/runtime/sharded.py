@@ -9,6 +9,7 @@ Layer: runtime.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -21,6 +22,7 @@ from nvdd_core.partition import RowPacker
 from nvdd_core.runtime.batch import Batch
 
 _BLOCK_ROWS = 65_536
+_VERSIONS = itertools.count(1)  # one for the process, so that two batches never share a version
 _CORE = ("positions", "velocities", "numbers", "masses", "system", "ids")
 
 
@@ -50,7 +52,7 @@ class ShardedBatch:
     cell: torch.Tensor
     pbc: torch.Tensor
     has_velocities: bool
-    version: int = 0
+    version: int = field(default_factory=lambda: next(_VERSIONS))
     extra: tuple[str, ...] = field(default=())
 
     @property
@@ -101,7 +103,12 @@ class ShardedBatch:
     def replace_rows(self, rows: Mapping[str, torch.Tensor]) -> None:
         """Take new rows (all names at once) and count a new version."""
         self.rows = {name: rows[name] for name in self.rows}
-        self.version += 1
+        self.version = next(_VERSIONS)
+
+    def contents(self) -> tuple[int, ...]:
+        """Return what changes when a tensor that ghosts copy is replaced or changed in place."""
+        names = ("numbers", "system", "ids", *self.extra)
+        return tuple(v for name in names for v in (id(self.rows[name]), self.rows[name]._version))
 
     @classmethod
     def scatter(cls, batch: Batch | None, mesh: Mesh) -> ShardedBatch:
@@ -126,8 +133,9 @@ class ShardedBatch:
         source = _as_rows(batch) if mesh.rank == 0 and batch is not None else None
         head = None
         if source is not None and batch is not None:
-            empty = {name: t[:0] for name, t in source.items()}
-            head = (len(batch), batch.cell, batch.pbc, batch.velocities is not None, empty)
+            # fresh tensors: pickling a view would send the whole storage behind it
+            empty = {name: t.new_empty((0, *t.shape[1:])) for name, t in source.items()}
+            head = (len(batch), batch.cell.clone(), batch.pbc.clone(), batch.velocities is not None, empty)
         n, cell, pbc, moving, layout = mesh.broadcast_object(head)
         packer = RowPacker(layout)
         pieces = []

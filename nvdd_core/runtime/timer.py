@@ -31,6 +31,8 @@ class PhaseTimer:
     def next_step(self) -> None:
         """Tell that a step begins."""
         self._step += 1
+        if len(self._events) > 512:  # all but the newest are long finished
+            self._fold(256)
         self._sampling = self._step % self._every == 0 or not self._cuda
 
     @contextmanager
@@ -54,12 +56,15 @@ class PhaseTimer:
 
     def seconds(self) -> dict[str, float]:
         """Return seconds by phase so far (waits for the device)."""
-        if self._events:
-            torch.cuda.synchronize()
-            for name, begin, end in self._events:
-                self._seconds[name] += begin.elapsed_time(end) * 1e-3 * self._every
-            self._events.clear()
+        self._fold(len(self._events))
         return dict(self._seconds)
+
+    def _fold(self, count: int) -> None:
+        """Add the oldest `count` pairs of events to the sums (waits for the device to have passed them)."""
+        for name, begin, end in self._events[:count]:
+            end.synchronize()
+            self._seconds[name] += begin.elapsed_time(end) * 1e-3 * self._every
+        del self._events[:count]
 
     def reset(self) -> None:
         """Forget what was measured."""

@@ -12,7 +12,7 @@ import pytest
 from tests.architecture import _sources
 from tests.architecture._sources import Source
 
-LAYERS = ["errors", "plugins", "comm", "tensor", "partition", "graph", "spec", "adapters"]
+LAYERS = ["errors", "environment", "plugins", "comm", "tensor", "partition", "graph", "spec", "adapters"]
 BANNED = re.compile(r"atoms?|molecul\w*|chem\w*|forces?|stress(es)?|virials?|angstroms?")
 ALLOWED = {"ParticleHaloConfig"}
 _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")

@@ -130,6 +130,21 @@ def test_a_restart_continues_bit_for_bit(tmp_path: Path, kind: str) -> None:
         assert second.step == once.step == 60
 
 
+def test_a_batch_of_it(tmp_path: Path) -> None:
+    ctx = context(23)
+    CheckpointWriter(tmp_path / "c", 1, VelocityVerlet(1.0))(ctx)
+    batch = Checkpoint(tmp_path / "c").batch()
+    order = torch.argsort(ctx.state.ids)
+    assert torch.equal(batch.positions, ctx.state.positions[order])
+    assert torch.equal(batch.velocities, ctx.state.velocities[order])
+    assert torch.equal(batch.fields["charge"], ctx.sharded.fields["charge"][order])
+    assert torch.equal(batch.cell, ctx.sharded.cell)
+    assert torch.equal(batch.ids, torch.arange(23))
+    write_checkpoint(tmp_path / "d", Mesh.single(), torch.arange(3), {"x": torch.zeros(3)}, 3, step=0)
+    with pytest.raises(InputError, match="has no positions, velocities, masses, numbers, system, cell, pbc"):
+        Checkpoint(tmp_path / "d").batch()
+
+
 def test_the_old_one_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "c"
     _write(path, step=40)

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from nvdd_core.comm import Mesh
-from nvdd_core.dynamics import HookContext, LogWriter, TrajectoryWriter, trim_partial_frame
+from nvdd_core.dynamics import HookContext, LogWriter, TrajectoryWriter, trim_log, trim_partial_frame
 from nvdd_core.dynamics.units import ASE_TIME_PER_FS
 from nvdd_core.errors import InputError, NvddError
 from tests.dynamics._support import context, info
@@ -142,6 +142,31 @@ def test_trim_counts_frames_and_refuses_other_files(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not an XYZ trajectory"):
         trim_partial_frame(path)
     assert path.read_text() == "step,energy\n1,2\n"
+
+
+def test_trim_to_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "t.extxyz"
+    _write(path, *(context(step=step) for step in (0, 10, 20, 30)))
+    assert trim_partial_frame(path, 35) == 4
+    assert trim_partial_frame(path, 20) == 3
+    assert [a.info["step"] for a in ase.io.read(path, ":")] == [0, 10, 20]
+
+
+@pytest.mark.parametrize(("last", "lines"), [(0, 2), (15, 3), (20, 4), (99, 5)])
+def test_trim_a_log(tmp_path: Path, last: int, lines: int) -> None:
+    path = tmp_path / "log.csv"
+    text = "step,energy\n0,1.0\n10,2.0\n20,3.0\n30,4.0\n"
+    path.write_text(text + "40,5")  # cut short by a kill
+    trim_log(path, last)
+    assert path.read_text() == "".join(text.splitlines(keepends=True)[:lines])
+
+
+def test_trim_refuses_what_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("a,b\nx,1\n")
+    with pytest.raises(InputError, match="line 2 begins with no step"):
+        trim_log(path, 10)
+    assert path.read_text() == "a,b\nx,1\n"
 
 
 def test_full_disk_leaves_whole_frames(tmp_path: Path) -> None:

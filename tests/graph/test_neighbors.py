@@ -133,6 +133,7 @@ def test_edges_of_parts_add_up() -> None:
 def test_forms_agree() -> None:
     edges, folded, frame = build(*HARD["triclinic"][:4])
     full = edges.full()
+    assert edges.full() is full  # made once
     assert full.form == "full"
     assert full.n_edges == edges.n_edges == full.senders.shape[0]
     matrix, counts = full.matrix()

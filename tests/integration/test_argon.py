@@ -11,6 +11,8 @@ import torch
 
 from nvdd_core.comm import Mesh, group_scope
 from nvdd_core.dynamics import (
+    Checkpoint,
+    CheckpointWriter,
     DomainParallel,
     HookContext,
     HookScope,
@@ -18,7 +20,7 @@ from nvdd_core.dynamics import (
     VelocityVerlet,
     initial_velocities,
 )
-from nvdd_core.errors import NumericalError
+from nvdd_core.errors import InputError, NumericalError
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
 from nvdd_lj.model import load
 from tests._spawn import RankFailure
@@ -85,6 +87,93 @@ def test_trajectory_does_not_depend_on_ranks(rank_pool, kind: str, tolerance: fl
         assert np.abs(log - alone[2]).max() <= tolerance
         assert rebuilds >= 3
     assert sum(moved for *_, moved in spread) > 0
+
+
+def _interrupted(folder: str, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor], int]:
+    """This rank's rows after twice `steps` steps in one run, and in two with a checkpoint in between."""
+    group = mesh()
+    sharded, model = start(group, temperature=300.0)
+    integrator = Langevin(4.0, 300.0, 0.005, 1964)
+    writer = CheckpointWriter(Path(folder) / "checkpoint", steps, integrator)
+    saved = Path(folder) / "kept"
+
+    class Keep:
+        every = steps
+        scope = HookScope.RANK_ZERO
+
+        def __call__(self, ctx: HookContext) -> None:
+            if ctx.step == steps:
+                saved.write_bytes(writer.path.read_bytes())
+
+    DomainParallel(integrator, model, [writer, Keep()]).run(sharded, 2 * steps)
+    group.barrier()
+    again = ShardedBatch.scatter(Checkpoint(saved).batch() if group.rank == 0 else None, group)
+    model = DistributedModel(model.model, model.config, group)
+    DomainParallel(integrator, model).run(again, steps, start_step=Checkpoint(saved).step)
+    names = ("ids", "positions", "velocities")
+    return [sharded.rows[n] for n in names], [again.rows[n] for n in names], model.n_rebuilds
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_restart_repeats_every_bit(rank_pool, tmp_path: Path, world: int) -> None:
+    """Rows, their order and their owners, over rebuilds and migrations after the restart."""
+    for whole, parts, rebuilds in rank_pool(world).run(_interrupted, str(tmp_path), 40, timeout=120):
+        assert rebuilds >= 3
+        for a, b in zip(whole, parts, strict=True):
+            assert torch.equal(a, b)
+
+
+class Squeeze:
+    """Shrinks the cell, and the positions with it, once in the middle of a run."""
+
+    scope = HookScope.LOCAL
+
+    def __init__(self, every: int, *, in_place: bool) -> None:
+        self.every, self.in_place = every, in_place
+
+    def __call__(self, ctx: HookContext) -> None:
+        if ctx.step == self.every:
+            ctx.state.positions.mul_(0.98)
+            if self.in_place:
+                ctx.sharded.cell.mul_(0.98)
+            else:
+                ctx.sharded.cell = ctx.sharded.cell * 0.98
+
+
+def _squeezed(*, in_place: bool) -> tuple[Array, float, float]:
+    """Positions, energy and pressure after a run whose cell changes at step 10, and after two runs instead."""
+    group = mesh()
+    found = []
+    for parts in (1, 2):
+        sharded, model = start(group, skin=2.0)
+        squeeze = Squeeze(10, in_place=in_place)
+        runner = DomainParallel(VelocityVerlet(2.0), model, [squeeze] if parts == 1 else [])
+        if parts == 2:
+            runner.run(sharded, 10)
+            sharded.positions.mul_(0.98)
+            sharded.cell = sharded.cell * 0.98
+            runner = DomainParallel(VelocityVerlet(2.0), DistributedModel(model.model, model.config, group))
+        info = runner.run(sharded, 20 if parts == 1 else 10)
+        found.append((collect(sharded.positions, sharded.ids, sharded.n_global, group), info))
+    (a, first), (b, second) = found
+    return a - b, first.energy - second.energy, first.pressure_gpa - second.pressure_gpa
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_hook_changes_the_cell(rank_pool, world: int, in_place: bool) -> None:
+    for positions, energy, pressure in rank_pool(world).run(_squeezed, in_place=in_place, timeout=60):
+        assert np.abs(positions).max() < 1e-10
+        assert abs(energy) < 1e-8
+        assert abs(pressure) < 1e-10
+
+
+def test_a_cell_changed_on_one_rank_only_is_refused() -> None:
+    sharded, model = start(Mesh.single())
+    squeeze = Squeeze(2, in_place=True)
+    squeeze.scope = HookScope.RANK_ZERO
+    with pytest.raises(InputError, match="RANK_ZERO changed the cell"):
+        DomainParallel(VelocityVerlet(2.0), model, [squeeze]).run(sharded, 4)
 
 
 def test_energy_is_conserved() -> None:

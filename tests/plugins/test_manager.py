@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import sys
 import threading
 import types
+from pathlib import Path
 
 import pytest
 
@@ -85,18 +87,18 @@ def test_missing_model_message() -> None:
         made.model("mcae")
     assert str(caught.value) == (
         "no installed plugin provides the model 'mcae'. Did you mean 'mace'? Installed: mace. "
-        "Known but not installed: lj (pip install nvdd-lj), ewald (pip install nvdd-pme), "
-        "pme (pip install nvdd-pme), dftd3 (pip install nvdd-dftd3), uma (pip install nvdd-uma). "
+        "Known but not installed: lj (pip install nvdd-lj). "
+        "Planned, not released yet: ewald, pme, dftd3, uma. "
         "Can't be used: old (incompatible), pme (broken); run 'nvdd plugins' to see why."
     )
     assert caught.value.exit_code == 2
     with pytest.raises(
-        PluginNotFoundError, match=r"'uma'\. Install it: pip install nvdd-uma\. Installed: mace"
+        PluginNotFoundError, match=r"'uma'\. It is planned as nvdd-uma, which is not released yet\. Installed"
     ):
         made.model("uma")
     with pytest.raises(PluginNotFoundError, match="Did you mean 'dftd3'"):
         made.model("DFT-D3")
-    with pytest.raises(PluginNotFoundError, match="Installed: none"):
+    with pytest.raises(PluginNotFoundError, match=r"Install it: pip install nvdd-lj\. Installed: none"):
         PluginManager([]).model("lj")
 
 
@@ -104,7 +106,7 @@ def test_missing_plugin_message() -> None:
     made = manager(mace=plugin("mace"))
     with pytest.raises(PluginNotFoundError, match="Did you mean 'mace'\\? Installed: mace"):
         made.plugin("mce")
-    with pytest.raises(PluginNotFoundError, match="Install it: pip install nvdd-uma"):
+    with pytest.raises(PluginNotFoundError, match="It is planned as nvdd-uma, which is not"):
         made.named("uma")
 
 
@@ -329,6 +331,19 @@ def test_plugin_names_of_the_core_package_are_lazy() -> None:
 def test_presets_of_the_core_are_where_the_manager_says() -> None:
     for name in ("SPEC_MPNN_HALO", "SPEC_MPNN_GP", "SPEC_MPNN_WIDE"):
         assert PluginManager([]).spec(name).ref.resolve() is getattr(nvdd_core, name)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    tree = ast.parse(Path(nvdd_core.__file__).read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    seen = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert seen == nvdd_core.LAZY_NAMES
 
 
 @pytest.mark.parametrize("name", nvdd_core.__all__)

@@ -142,7 +142,7 @@ def test_start_up_imports_no_plugin_that_is_heavy_and_none_that_is_off(fakes: Fa
     for program in programs.values():
         started = time.perf_counter()
         done = fakes.python(program, NVDD_DISABLE_PLUGINS=off)
-        assert time.perf_counter() - started < 3.0  # twenty sleeps of 1 s, had they been imported
+        assert time.perf_counter() - started < 15.0  # twenty sleeps of 1 s, had they been imported
         assert json.loads(done.stdout.splitlines()[-1]) == [], done.stdout
     rows = fakes.listing(NVDD_DISABLE_PLUGINS=off)
     assert [rows["slow3"]["status"], rows["slow13"]["status"]] == ["disabled", "ok"]

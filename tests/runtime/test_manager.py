@@ -20,7 +20,13 @@ from nvdd_core.runtime import (
     resolve_world_size,
 )
 
-TASK = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1"}
+TASK = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "1",
+}
 SCRIPT = """
 import torch
 from nvdd_core.runtime import DistributedManager

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import timeit
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from nvdd_core.tensor import REGISTRY, DispatchTrace, Handler, HandlerRegistry, ShardTensor
+from nvdd_core.tensor import REGISTRY, DispatchTrace, Handler, HandlerRegistry
 from tests.tensor._rows import random, rows, single
 
 
@@ -99,25 +97,3 @@ def test_trace_names_operations_and_handlers() -> None:
     assert len(lines) == 5
     with trace, pytest.raises(RuntimeError, match="already recording"):
         trace.__enter__()
-
-
-def test_overhead_of_an_operation_without_handler() -> None:
-    plain = random(100, 8)
-    x = rows(plain.clone(), single(100), n_systems=2)
-    weight = random(8, 8)
-    ops: list[Callable[[torch.Tensor], Any]] = [
-        lambda t: t + 1.0,
-        lambda t: t * t,
-        torch.tanh,
-        lambda t: t.shape,
-        lambda t: torch.nn.functional.linear(t, weight),
-        lambda t: t.sum(0),
-        torch.zeros_like,
-        lambda t: torch.cat([t, t], 1),
-    ]
-
-    def cost(t: torch.Tensor) -> float:
-        return min(timeit.repeat(lambda: [op(t) for op in ops], number=200, repeat=7)) / (200 * len(ops))
-
-    assert isinstance(x, ShardTensor)
-    assert cost(x) - cost(plain) < 15e-6

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from nvdd_core.errors import SpecError
 from nvdd_core.tensor.modes import RowKind
 from nvdd_core.tensor.registry import Args, Handler, HandlerRegistry, Kwargs, Op, Registration
 from nvdd_core.tensor.shard_tensor import ShardTensor, inherit
@@ -71,6 +72,13 @@ def _new(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     if like is None or like._meta is None or result.dim() == 0:
         return result
     rows = result.shape[0]
+    if like._kind is RowKind.LOCAL and rows == like._meta.n_owned != like._meta.n_padded:
+        # A rank without ghosts can't tell these from local rows, and would exchange them all alone.
+        raise SpecError(
+            f"{rows} rows are this rank's owned rows, but a buffer made from a ShardTensor of local rows has all "
+            f"{like._meta.n_padded} of them: use new_zeros(x.shape[0], ...), or x.to_local().new_zeros(...) for a "
+            "buffer that no handler should touch"
+        )
     same, segments = rows == like.shape[0], rows == like._n_systems
     if not same and not segments:
         return result

@@ -288,6 +288,8 @@ def test_not_a_number_is_seen(kit):
 def test_unknown_elements(kit):
     model = load(dtype=torch.float64, device=CPU)
     numbers = torch.tensor([18, 29, 18, 29])
+    with pytest.raises(InputError, match=r"Cu \(atom 10\)"):
+        model.check(torch.tensor([18, 29]), torch.tensor([9, 10]))
     with pytest.raises(InputError, match=r"Cu \(2 atoms, the first is atom 11\).*epsilon\.Cu.*sigma\.Cu"):
         model.check(numbers, torch.tensor([10, 21, 12, 11]))
     with pytest.raises(InputError, match="Cu"):

@@ -273,8 +273,9 @@ def _unknown_elements(parameters: Parameters, numbers: list[int], first: int, co
     names = [chemical_symbols[n] if 0 <= n <= LARGEST_NUMBER else f"atomic number {n}" for n in numbers]
     name = names[0] if 0 <= numbers[0] <= LARGEST_NUMBER else "X"
     built_in = f" ({name} has built-in values: eps/k_B = {BUILT_IN[name][0]:g} K)" if name in BUILT_IN else ""
+    where = f"{count} atoms, the first is atom {first}" if count > 1 else f"atom {first}"
     return (
-        f"lj: no parameters for {', '.join(names)} ({count} atoms, the first is atom {first}); known: "
+        f"lj: no parameters for {', '.join(names)} ({where}); known: "
         f"{', '.join(parameters.symbols) or 'none'}. Give --option epsilon.{name}=EV --option "
         f"sigma.{name}=ANGSTROM{built_in}, or --option epsilon=EV --option sigma=ANGSTROM for every element"
     )
