@@ -1,0 +1,213 @@
+"""What a DistributedModel must notice between and inside evaluations."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from nvdd_core.comm import Mesh
+from nvdd_core.errors import DistributedError, InputError, PluginValidationError, SpecError
+from nvdd_core.runtime import (
+    SPEC_MPNN_HALO,
+    Batch,
+    DistributedModel,
+    DomainConfig,
+    LocalBatch,
+    MLIPSpec,
+    ShardedBatch,
+    refresh_neighbors,
+)
+from nvdd_core.spec import DistributionSpec, ShardedStorage, StrategyKind
+from tests.cases import oracle
+from tests.cases.models import StandIn, TorchLJ, Toy2, _sum_edges, _weights
+from tests.cases.ranks import System, collect, evaluate, mesh, share
+
+ALL = (True, True, True)
+CRYSTAL = System(*oracle.fcc(3, 3, 3), ALL)
+
+
+class ByElement(TorchLJ):
+    """LJ scaled by the atomic number."""
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        return super().node_energy(batch) * batch.numbers.double()
+
+
+def test_another_batch_is_another_system() -> None:
+    model = DistributedModel(ByElement(), DomainConfig(skin=0.3))
+    argon, krypton = (share([System(CRYSTAL.pos, CRYSTAL.cell, ALL, s)], Mesh.single()) for s in ("Ar", "Kr"))
+    first, other, again = (float(model(b).energy) for b in (argon, krypton, argon))
+    assert first == again
+    assert abs(other - 2 * first) < 1e-9
+
+
+def _changed_in_place() -> list[float]:
+    """One rank changes an element, then every rank opens the cell."""
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = DistributedModel(ByElement(), DomainConfig(skin=0.3), group)
+    out = [float(model(sharded).energy)]
+    sharded.numbers[sharded.ids == 5] = 36
+    out.append(float(model(sharded).energy))
+    sharded.pbc[:] = False
+    out.append(float(model(sharded).energy))
+    return out
+
+
+def test_changes_in_place_are_seen(rank_pool) -> None:
+    alone = _changed_in_place()
+    assert len(set(alone)) == 3
+    for found in rank_pool(3).run(_changed_in_place):
+        assert np.abs(np.subtract(found, alone)).max() < 1e-8
+
+
+class Checkpointed(Toy2):
+    """Toy2 whose second layer is computed again in the backward pass."""
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        sender, receiver = batch.edge_index
+        w = _weights(batch)
+
+        def layer(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return _sum_edges(batch, receiver, torch.tanh(0.1 * refresh_neighbors(h)[sender]) * w)
+
+        m = checkpoint(layer, _sum_edges(batch, receiver, w), w, use_reentrant=False)
+        return 0.01 * m**2
+
+
+def test_checkpointed_layer(rank_pool) -> None:
+    alone = evaluate(Toy2, [CRYSTAL])
+    for found in rank_pool(2).run(evaluate, Checkpointed, [CRYSTAL]):
+        assert np.abs(found.forces - alone.forces).max() < 1e-9
+        assert np.abs(found.stress - alone.stress).max() < 1e-9
+
+
+class OwnedBuffer(Toy2):
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        return batch.positions.new_zeros(batch.n_owned).index_add(0, batch.edge_index[1], _weights(batch))
+
+
+def _owned_buffer() -> str:
+    try:
+        evaluate(OwnedBuffer, [CRYSTAL])
+    except SpecError as exc:
+        return str(exc)
+    return ""
+
+
+def test_buffer_of_owned_rows_is_refused(rank_pool) -> None:
+    for text in rank_pool(2).run(_owned_buffer):
+        assert "owned rows" in text
+
+
+def _one_rank_skips() -> str:
+    group = mesh()
+    try:
+        if group.rank:
+            group.all_reduce_sum_(torch.ones(2))
+        group.all_gather_ints([1])
+    except DistributedError as exc:
+        return str(exc)
+    return ""
+
+
+def test_different_calls_are_named(rank_pool) -> None:
+    answers = rank_pool(2).run(_one_rank_skips)
+    assert any("ranks make different calls" in a and "all_gather" in a for a in answers)
+
+
+class Shaped(StandIn):
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape = shape
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        return batch.positions.sum() * torch.ones(self.shape, dtype=torch.float64)
+
+
+def test_results_of_a_wrong_shape_are_refused() -> None:
+    for shape in ((1,), (108, 1), ()):
+        with pytest.raises(PluginValidationError, match="node_energy"):
+            evaluate(lambda s=shape: Shaped(s), [CRYSTAL])
+
+
+class Unserved(TorchLJ):
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        return SPEC_MPNN_HALO.replace(distribution=DistributionSpec(storage=ShardedStorage()))
+
+
+def test_a_spec_that_is_not_served_is_refused() -> None:
+    with pytest.raises(SpecError, match="ShardedStorage"):
+        DistributedModel(Unserved())
+
+
+def test_without_a_skin_each_move_costs_one_evaluation() -> None:
+    lj = TorchLJ()
+    model, sharded = DistributedModel(lj), share([CRYSTAL], Mesh.single())
+    for k in range(4):
+        model(sharded)
+        assert lj.calls == k + 1
+        sharded.positions.add_(0.01)
+    model(sharded)
+    model(sharded)
+    assert lj.calls == 6
+    assert model.n_rebuilds == 5
+
+
+def test_loading_sends_no_rows_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    class Counting(Mesh):
+        def broadcast_object(self, value, src=0):
+            sizes.append(len(pickle.dumps(value)))
+            return super().broadcast_object(value, src)
+
+    for repeat in (1, 4):
+        pos = np.concatenate([CRYSTAL.pos] * repeat)
+        batch = Batch.from_ase(System(pos, CRYSTAL.cell, ALL).atoms())
+        ShardedBatch.scatter(batch, Counting(0, 1, torch.device("cpu"), None))
+    assert abs(sizes[1] - sizes[0]) < 64
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("positions", torch.zeros(108, 3), "float64"),
+        ("numbers", torch.zeros(107, dtype=torch.int64), "numbers"),
+        ("ids", torch.zeros(108, dtype=torch.int64), "each once"),
+        ("system", torch.ones(108, dtype=torch.int64), "0 to 0"),
+    ],
+)
+def test_malformed_batches(name: str, value: torch.Tensor, words: str) -> None:
+    batch = Batch.from_ase(CRYSTAL.atoms())
+    setattr(batch, name, value)
+    with pytest.raises(InputError, match=words):
+        batch.validate()
+
+
+def _outputs_are_independent() -> tuple[float, float, bool]:
+    """O-32, O-38: results share no storage, carry no history, and inputs stay as they were."""
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = DistributedModel(Toy2(), DomainConfig(skin=0.3), group)
+    first = model(sharded)
+    kept, forces = float(first.energy), first.forces.clone()
+    before = sharded.positions.clone()
+    second = model(sharded)
+    clean = first.energy.grad_fn is None and first.forces.grad_fn is None
+    clean &= first.forces.data_ptr() != second.forces.data_ptr() or first.forces.numel() == 0
+    clean &= torch.equal(before, sharded.positions) and torch.equal(first.forces, forces)
+    total = collect(second.forces - first.forces, sharded.ids, sharded.n_global, group)
+    return kept - float(first.energy), float(np.abs(total).max()), clean
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_outputs_are_independent(rank_pool, world: int) -> None:
+    for drift, difference, clean in rank_pool(world).run(_outputs_are_independent):
+        assert drift == 0.0
+        assert difference == 0.0
+        assert clean
