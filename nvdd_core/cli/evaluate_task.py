@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import torch
 
@@ -38,6 +38,8 @@ UNITS = {
 
 def main(job: EvaluateJob) -> None:
     """Evaluate what `job` asks for; the report is written by rank 0 (collective)."""
+    if job.json_path not in (None, "-") and _is_same_file(Path(str(job.json_path)), job.structure):
+        raise InputError(f"--json {job.json_path} is the structure file itself; give another path")
     with _stdout_kept(only=job.json_path == "-") as out, group(job) as mesh:
         index = job.index or (":" if job.batch else "-1")
         session = prepare(job, mesh, lambda: read_systems(job.structure, index))
@@ -63,9 +65,21 @@ def main(job: EvaluateJob) -> None:
             out.writelines(json_chunks(head, blocks, job.batch, sharded.n_systems))
             out.flush()
         else:
-            with replace_file(Path(job.json_path)) as file:
+            with _json_file(Path(job.json_path)) as file:
                 for chunk in json_chunks(head, blocks, job.batch, sharded.n_systems):
                     file.write(chunk.encode())
+
+
+def _is_same_file(a: Path, b: Path) -> bool:
+    return a.exists() and b.exists() and a.samefile(b)
+
+
+def _json_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Open the target of ``--json``: a file is replaced as a whole, a device or pipe is written to."""
+    path = path.resolve()  # a link stays a link
+    if path.exists() and not path.is_file():
+        return path.open("wb")
+    return replace_file(path)
 
 
 @contextlib.contextmanager

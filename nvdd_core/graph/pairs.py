@@ -22,6 +22,8 @@ from nvdd_core.errors import InputError
 
 _OPEN_BOX = torch.zeros(3, 3, dtype=torch.float64)
 _MANY_POINTS = 50_000
+_LONG = 1e3
+"""Extent in cutoffs above which gaps are looked for."""
 
 
 def open_pairs(points: torch.Tensor, cutoff: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +38,7 @@ def open_pairs(points: torch.Tensor, cutoff: float) -> tuple[torch.Tensor, torch
     -------
     first, second : Tensor, shape (pairs,), int32
     """
-    return _vesin(points, cutoff, full=False)
+    return _vesin(_without_gaps(points, cutoff), cutoff, full=False)
 
 
 def open_neighbors(
@@ -57,6 +59,7 @@ def open_neighbors(
     row_splits : Tensor, shape (n_receivers + 1,), int32
         Where each receiver's edges begin.
     """
+    points = _without_gaps(points, cutoff)
     if n_receivers and points.is_cuda and points.shape[0] >= _MANY_POINTS and has_toolkit_ops():
         return toolkit_neighbors(points, n_receivers, cutoff)
     return vesin_neighbors(points, n_receivers, cutoff)
@@ -107,6 +110,27 @@ def toolkit_neighbors(
     senders = matrix[places < counts[:, None]].int()
     splits = _splits_of_counts(counts)
     return torch.repeat_interleave(targets, counts.long(), output_size=senders.shape[0]), senders, splits
+
+
+def _without_gaps(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    """Return points with the same pairs, and empty stretches wider than two cutoffs cut down to two.
+
+    Few points over a long extent make libraries fail: vesin divides by zero above some 1e5 cutoffs along one axis.
+    """
+    if points.shape[0] < 2 or cutoff <= 0:
+        return points
+    extent = points.amax(0) - points.amin(0)
+    if not bool((extent > _LONG * cutoff).any()):
+        return points
+    moved = []
+    for column in points.unbind(1):
+        ordered, order = torch.sort(column)
+        surplus = (ordered.diff() - 2.0 * cutoff).clamp_min(0.0)
+        squeezed = torch.empty_like(column)
+        squeezed[order[1:]] = ordered[1:] - torch.cumsum(surplus, 0)
+        squeezed[order[:1]] = ordered[:1]
+        moved.append(squeezed)
+    return torch.stack(moved, dim=1)
 
 
 @cache

@@ -169,14 +169,15 @@ class DistributedModel:
         return self.complete(sharded, partial, totals, wanted)
 
     def is_current(self, sharded: ShardedBatch) -> bool:
-        """Tell whether there is a domain for these rows and this cell (the same answer on every rank)."""
+        """Tell whether there is a domain for these rows (the same answer on every rank).
+
+        What one rank alone may have changed, `moved_flag` tells and the ranks vote on.
+        """
         domain = self._domain
         return (
             domain is not None
             and domain.version == sharded.version
             and domain.reference.shape == sharded.positions.shape
-            and bool((domain.cell == sharded.cell).all())
-            and bool((domain.pbc == sharded.pbc).all())
         )
 
     @property
@@ -225,7 +226,7 @@ class DistributedModel:
         Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
         """
         moved = sharded.positions - self.domain.reference
-        if self.domain.contents != sharded.contents():
+        if not self.domain.contents.same(sharded.contents()):
             return moved.new_ones(())  # what ghosts copied has changed here, perhaps on this rank only
         if moved.shape[0] == 0:
             return moved.new_zeros(())

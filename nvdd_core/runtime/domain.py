@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from nvdd_core.comm import HaloPlan, Mesh
-from nvdd_core.errors import NumericalError
+from nvdd_core.errors import InputError, NumericalError
 from nvdd_core.graph import NeighborList, build_neighbors
 from nvdd_core.partition import (
     Bisection,
@@ -33,9 +33,12 @@ from nvdd_core.partition import (
     segment_bounds,
 )
 from nvdd_core.runtime.config import DomainConfig
-from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.runtime.sharded import Contents, ShardedBatch
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import StrategyKind
+
+# A column of the user's may have any name that a file can hold, so names of our own begin with what none can.
+_FOLDED, _FRAC = "\0folded", "\0frac"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Domain:
     version : int
         `ShardedBatch.version` that this belongs to.
     box : Box
-    contents : tuple of int
+    contents : Contents
         `ShardedBatch.contents` at the rebuild.
     cell : Tensor, shape (S, 3, 3); pbc : Tensor, shape (S, 3)
         The batch's own at the rebuild.
@@ -63,7 +66,7 @@ class Domain:
 
     version: int
     box: Box
-    contents: tuple[int, ...]
+    contents: Contents
     cell: torch.Tensor
     pbc: torch.Tensor
     plan: HaloPlan
@@ -159,7 +162,16 @@ class DomainBuilder:
             box.fractional(sharded.positions, sharded.system), sharded.system, n_systems
         )
         head = torch.tensor([float(bad.numel()), first, float(sharded.n_owned)], dtype=torch.float64)
-        told = self.mesh.all_gather_vector(torch.cat([head, low.cpu().flatten(), high.cpu().flatten()]))
+        cells = torch.cat([sharded.cell.cpu().flatten(), sharded.pbc.cpu().double().flatten()])
+        told = self.mesh.all_gather_vector(
+            torch.cat([head, cells, low.cpu().flatten(), high.cpu().flatten()])
+        )
+        given = told[:, 3 : 3 + cells.numel()]
+        if not torch.equal(given, given[:1].expand_as(given)):
+            other = int((given != given[0]).any(1).nonzero()[0, 0])
+            raise InputError(
+                f"rank {other} has another cell or pbc than rank 0; change them alike on every rank"
+            )
         if float(told[:, 0].sum()) > 0:
             rank = int(told[:, 0].nonzero()[0, 0])
             raise NumericalError(
@@ -167,7 +179,7 @@ class DomainBuilder:
                 f"({int(told[:, 0].sum())} such atoms in all); the run has blown up: check the structure for atoms "
                 "on top of each other, or take a smaller time step"
             )
-        bounds = told[:, 3:].view(self.mesh.size, 2, n_systems, 3)
+        bounds = told[:, 3 + cells.numel() :].view(self.mesh.size, 2, n_systems, 3)
         low, high = bounds[:, 0].amin(0), bounds[:, 1].amax(0)
         frame = Frame.from_bounds(box, low.to(sharded.positions.device), high.to(sharded.positions.device))
         return frame, [int(v) for v in told[:, 2]]
@@ -185,14 +197,14 @@ class DomainBuilder:
         elif max(counts) * self.mesh.size > self._partitioner.refit_above() * sum(counts) + self.mesh.size:
             self._partitioner.fit(rows, frame.lengths(), self.mesh)
         moved = reshard_by_destination(
-            {**sharded.rows, "_frac": frac}, self._partitioner.assign(rows), self.mesh
+            {**sharded.rows, _FRAC: frac}, self._partitioner.assign(rows), self.mesh
         )
         if by_id:
             first = torch.argsort(moved["ids"])
             moved = {name: t.index_select(0, first) for name, t in moved.items()}
-        order = self._spatial_order(moved["_frac"], moved["system"], frame)
+        order = self._spatial_order(moved[_FRAC], moved["system"], frame)
         sharded.replace_rows({name: t.index_select(0, order) for name, t in moved.items()})
-        return moved["_frac"].index_select(0, order)
+        return moved[_FRAC].index_select(0, order)
 
     def _spatial_order(self, frac: torch.Tensor, system: torch.Tensor, frame: Frame) -> torch.Tensor:
         """Order rows by bins of half a cutoff, so that neighbours lie near each other in memory."""
@@ -227,7 +239,7 @@ class DomainBuilder:
     ) -> dict[str, torch.Tensor]:
         """Return the local rows of everything that doesn't change until the next rebuild (collective)."""
         names = ("numbers", "system", "ids", *sharded.extra)
-        owned = {"folded": folded, "frac": frac, **{name: sharded.rows[name] for name in names}}
+        owned = {_FOLDED: folded, _FRAC: frac, **{name: sharded.rows[name] for name in names}}
         if self.mesh.size == 1:
             return owned
         packer = RowPacker(owned)
@@ -239,13 +251,13 @@ class DomainBuilder:
     def _neighbors(self, local: dict[str, torch.Tensor], frame: Frame, n_owned: int) -> NeighborList:
         wide = self.config.strategy is StrategyKind.WIDE_HALO
         return build_neighbors(
-            local["folded"],
-            local["frac"],
+            local[_FOLDED],
+            local[_FRAC],
             local["system"],
             frame,
             n_owned,
             self.list_cutoff,
-            n_receivers=local["folded"].shape[0] if wide else None,
+            n_receivers=local[_FOLDED].shape[0] if wide else None,
             form=self._form,
         )
 

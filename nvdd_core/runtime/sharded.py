@@ -26,6 +26,23 @@ _VERSIONS = itertools.count(1)  # one for the process, so that two batches never
 _CORE = ("positions", "velocities", "numbers", "masses", "system", "ids")
 
 
+class Contents:
+    """Tensors as they were at one moment; holds on to them, so that none is taken for one that is gone."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        self._seen = [(t, _version(t)) for t in tensors]
+
+    def same(self, other: Contents) -> bool:
+        """Tell whether nothing was replaced or changed in place since; no host synchronisation."""
+        return len(self._seen) == len(other._seen) and all(
+            a is b and m == n for (a, m), (b, n) in zip(self._seen, other._seen, strict=True)
+        )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
 @dataclass
 class ShardedBatch:
     """One rank's share of a batch.
@@ -105,10 +122,10 @@ class ShardedBatch:
         self.rows = {name: rows[name] for name in self.rows}
         self.version = next(_VERSIONS)
 
-    def contents(self) -> tuple[int, ...]:
-        """Return what changes when a tensor that ghosts copy is replaced or changed in place."""
+    def contents(self) -> Contents:
+        """Return what tells whether a tensor that a domain copies was replaced or changed in place."""
         names = ("numbers", "system", "ids", *self.extra)
-        return tuple(v for name in names for v in (id(self.rows[name]), self.rows[name]._version))
+        return Contents((self.cell, self.pbc, *(self.rows[name] for name in names)))
 
     @classmethod
     def scatter(cls, batch: Batch | None, mesh: Mesh) -> ShardedBatch:

@@ -186,3 +186,25 @@ def test_libraries_agree_on_chosen_receivers(library: str, n_receivers: int) -> 
     assert receivers.dtype == senders.dtype == splits.dtype == torch.int32
     assert torch.equal(splits, pairs.splits_of_receivers(receivers, n_receivers))
     assert torch.equal(receivers, receivers.sort()[0])
+
+
+@pytest.mark.parametrize(
+    ("pbc", "cell"),
+    [
+        ((False,) * 3, np.zeros((3, 3))),
+        ((True, True, False), np.diag([10.0, 10.0, 1.0])),
+        ((True,) * 3, np.diag([10.0, 10.0, 2e6])),
+        ((True,) * 3, np.array([[3.0, 0, 0], [90, 3, 0], [0, 90, 3]])),
+    ],
+)
+def test_long_thin_extents(pbc, cell) -> None:
+    """Few points over a length of a million: libraries divide by zero, the list must not."""
+    pos = np.array([[0.0, 0, 0], [1.1, 0, 0], [0, 0, 1e6], [0.3, 0.9, 1e6]])
+    edges, folded, frame = build(pos, cell, pbc, 2.5)
+    index, _ = edges.coo()
+    full = np.where(np.asarray(pbc)[:, None], cell, frame.box.cell[0].numpy())
+    if pbc != (True,) * 3 or cell[1, 0] == 0:
+        i, j, d = oracle.directed_edges(pos, full, pbc, 2.5)
+        found = as_set(index[1].numpy(), index[0].numpy(), vectors(edges, folded, frame).numpy())
+        assert found == as_set(i, j, d)
+    assert bool((vectors(edges, folded, frame).norm(dim=1) < 2.5).all())

@@ -211,3 +211,51 @@ def test_outputs_are_independent(rank_pool, world: int) -> None:
         assert drift == 0.0
         assert difference == 0.0
         assert clean
+
+
+def test_columns_with_any_name_travel(rank_pool) -> None:
+    """Names that the core uses inside must not meet those of a file."""
+    alone = evaluate(TorchLJ, [CRYSTAL])
+    for found, whole in rank_pool(2).run(_odd_columns):
+        assert abs(found - alone.energy[0]) < 1e-9
+        assert whole
+
+
+def _odd_columns() -> tuple[float, bool]:
+    group = mesh()
+    names = ("frac", "folded", "_frac")
+    atoms = CRYSTAL.atoms()
+    for k, name in enumerate(names):
+        atoms.set_array(name, np.arange(324.0).reshape(108, 3) + k)
+    sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if group.rank == 0 else None, group)
+    energy = float(DistributedModel(TorchLJ(), None, group)(sharded).energy)
+    back = sharded.gather()
+    return energy, back is None or all(
+        np.array_equal(back.fields[name].numpy(), atoms.arrays[name]) for name in names
+    )
+
+
+def _cell_of_one_rank() -> str:
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = DistributedModel(TorchLJ(), DomainConfig(skin=0.3), group)
+    model(sharded)
+    if group.rank == 1:
+        sharded.cell = sharded.cell * 1.01
+    try:
+        model(sharded)
+    except InputError as exc:
+        return str(exc)
+    return ""
+
+
+def test_cell_changed_on_one_rank(rank_pool) -> None:
+    for text in rank_pool(2).run(_cell_of_one_rank, timeout=30):
+        assert "another cell or pbc" in text
+
+
+def test_inference_mode() -> None:
+    sharded = share([CRYSTAL], Mesh.single())
+    with torch.inference_mode():
+        energy = DistributedModel(TorchLJ())(sharded, {"energy"}).energy
+    assert abs(float(energy) - oracle.lj(CRYSTAL.pos, CRYSTAL.cell, ALL)[0]) < 1e-9
