@@ -384,8 +384,15 @@ class DistributedModel:
             fields=domain.fields,
             requested=wanted,
         )
+        exchanges = self.mesh.counter.calls["exchange"]
         with collect_exchanges(context.exchanged):
             out = self.model.forward(batch)
+        if context.exchanges and self.model.layers > 1 and self.mesh.counter.calls["exchange"] == exchanges:
+            raise SpecError(
+                f"the model declares {self.model.layers} layers but exchanged nothing between them, so neighbours read "
+                "stale ghost rows: call refresh_neighbors on what they read, or sum into a buffer made by "
+                "batch.positions.new_zeros(batch.n_local, ...), or use the wide-halo strategy"
+            )
         missing = self._expected(wanted) - out.keys()
         if missing:
             raise PluginValidationError(

@@ -259,3 +259,27 @@ def test_inference_mode() -> None:
     with torch.inference_mode():
         energy = DistributedModel(TorchLJ())(sharded, {"energy"}).energy
     assert abs(float(energy) - oracle.lj(CRYSTAL.pos, CRYSTAL.cell, ALL)[0]) < 1e-9
+
+
+class Silent(Toy2):
+    """Toy2 that forgets that neighbours read ``h``."""
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        sender, receiver = batch.edge_index
+        w = _weights(batch)
+        h = torch.zeros(batch.n_local, dtype=torch.float64).index_add(0, receiver, w)
+        return 0.01 * _sum_edges(batch, receiver, torch.tanh(0.1 * h[sender]) * w) ** 2
+
+
+def _silent(strategy: StrategyKind) -> str | float:
+    try:
+        return float(evaluate(Silent, [CRYSTAL], DomainConfig(strategy=strategy)).energy[0])
+    except SpecError as exc:
+        return str(exc)
+
+
+def test_layers_without_an_exchange_are_refused(rank_pool) -> None:
+    for text in rank_pool(2).run(_silent, StrategyKind.HALO):
+        assert "exchanged nothing" in str(text)
+    for energy in rank_pool(2).run(_silent, StrategyKind.WIDE_HALO):
+        assert abs(float(energy) - evaluate(Toy2, [CRYSTAL]).energy[0]) < 1e-9
