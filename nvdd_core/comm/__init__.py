@@ -2,7 +2,7 @@
 
 from nvdd_core.comm.counter import CommCounter, CommTally
 from nvdd_core.comm.faults import Fault, agreed, group_scope, publish
-from nvdd_core.comm.halo import HaloPlan, all_reduce_sum_symmetric
+from nvdd_core.comm.halo import HaloPlan, all_reduce_sum_replicated, all_reduce_sum_symmetric
 from nvdd_core.comm.mesh import TIMEOUT_S, Mesh, Pending
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Mesh",
     "Pending",
     "agreed",
+    "all_reduce_sum_replicated",
     "all_reduce_sum_symmetric",
     "group_scope",
     "publish",

@@ -100,25 +100,36 @@ halo_forward.register_autograd(_forward_backward, setup_context=_save)
 halo_reverse.register_autograd(_reverse_backward, setup_context=_save)
 
 
-@torch.library.custom_op("nvdd::all_reduce_sum", mutates_args=())
-def _all_reduce_sum(value: torch.Tensor, mesh_id: int) -> torch.Tensor:
+def _sum(value: torch.Tensor, mesh_id: int) -> torch.Tensor:
     return mesh_by_id(mesh_id).all_reduce_sum_(value.clone(memory_format=torch.contiguous_format))
 
 
-@_all_reduce_sum.register_fake
-def _(value: torch.Tensor, mesh_id: int) -> torch.Tensor:
-    return torch.empty_like(value)
+def _copy(value: torch.Tensor, mesh_id: int) -> torch.Tensor:
+    return value.clone(memory_format=torch.contiguous_format)
+
+
+def _like(value: torch.Tensor, mesh_id: int) -> torch.Tensor:
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
 
 
 def _save_mesh(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
     ctx.mesh_id = inputs[1]
 
 
-def _all_reduce_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return _all_reduce_sum(grad, ctx.mesh_id), None
+def _pair(op: Any, adjoint: Any) -> None:
+    """Register `adjoint` as the backward of `op`."""
+    op.register_fake(_like)
+    op.register_autograd(lambda ctx, grad: (adjoint(grad, ctx.mesh_id), None), setup_context=_save_mesh)
 
 
-_all_reduce_sum.register_autograd(_all_reduce_backward, setup_context=_save_mesh)
+_all_reduce_sum = torch.library.custom_op("nvdd::all_reduce_sum", _sum, mutates_args=())
+_pair(_all_reduce_sum, _all_reduce_sum)
+
+# Of the same value on every rank: the sum of shares, and each rank's copy of it, adjoint to each other.
+_sum_replicated = torch.library.custom_op("nvdd::sum_replicated", _sum, mutates_args=())
+_copy_replicated = torch.library.custom_op("nvdd::copy_replicated", _copy, mutates_args=())
+_pair(_sum_replicated, _copy_replicated)
+_pair(_copy_replicated, _sum_replicated)
 
 
 def all_reduce_sum_symmetric(value: torch.Tensor, mesh: Mesh) -> torch.Tensor:
@@ -129,6 +140,19 @@ def all_reduce_sum_symmetric(value: torch.Tensor, mesh: Mesh) -> torch.Tensor:
     if mesh.size == 1:
         return value
     result: torch.Tensor = _all_reduce_sum(value, mesh.id)
+    return result
+
+
+def all_reduce_sum_replicated(value: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+    """Sum `value` over ranks, differentiable; the adjoint passes the gradient through (collective).
+
+    Right when every rank computes the same function of the sum and it is counted once: the gradient is then the
+    same on every rank already. What uses that gradient may differ from rank to rank, so the adjoint's own adjoint
+    is the sum over ranks again, and derivatives of any order hold.
+    """
+    if mesh.size == 1:
+        return value
+    result: torch.Tensor = _sum_replicated(value, mesh.id)
     return result
 
 

@@ -92,4 +92,5 @@ class DistributionSpec(SpecData):
     def dispatch_rules(self) -> DispatchRules:
         """The rules for ShardTensor's handlers."""
         scatter = self.storage.scatter if isinstance(self.storage, HaloStorage) else ScatterMode.LOCAL
-        return DispatchRules(StorageKind(self.storage.VARIANT), scatter, self.system_reductions)
+        exchanges = self.strategy is not StrategyKind.WIDE_HALO
+        return DispatchRules(StorageKind(self.storage.VARIANT), scatter, self.system_reductions, exchanges)

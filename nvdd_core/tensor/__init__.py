@@ -2,9 +2,12 @@
 
 from nvdd_core.tensor import handlers
 from nvdd_core.tensor.exchanges import collect_exchanges
+from nvdd_core.tensor.files import safe_globals
+from nvdd_core.tensor.lookup import GatherMetadata, RowLookup
 from nvdd_core.tensor.meta import ParticleHaloConfig, ParticleHaloMetadata, loading_onto
 from nvdd_core.tensor.modes import DispatchRules, DispatchSpec, RowKind, ScatterMode, StorageKind
 from nvdd_core.tensor.registry import REGISTRY, Handler, HandlerRegistry, Registration
+from nvdd_core.tensor.rows import RowScope, current_row_scope, row_scope
 from nvdd_core.tensor.shard_tensor import ShardTensor
 from nvdd_core.tensor.trace import DispatchRecord, DispatchTrace
 
@@ -14,17 +17,23 @@ __all__ = [
     "DispatchRules",
     "DispatchSpec",
     "DispatchTrace",
+    "GatherMetadata",
     "Handler",
     "HandlerRegistry",
     "ParticleHaloConfig",
     "ParticleHaloMetadata",
     "Registration",
     "RowKind",
+    "RowLookup",
+    "RowScope",
     "ScatterMode",
     "ShardTensor",
     "StorageKind",
     "collect_exchanges",
+    "current_row_scope",
     "loading_onto",
+    "row_scope",
+    "safe_globals",
 ]
 
 handlers.install(REGISTRY)

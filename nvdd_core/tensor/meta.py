@@ -1,8 +1,9 @@
 """What a ShardTensor knows about its rows: the halo's sizes and routes, and the mesh that serves it.
 
-`ParticleHaloMetadata` wraps a `HaloPlan`; `ParticleHaloConfig` holds the mesh and the ghost width. Each
-metadata object has a token of its own, which only its copies share: two tensors are aligned when their tokens
-agree, so a tensor from before a rebuild can't be combined with one from after it unnoticed, on any rank.
+`ParticleHaloMetadata` wraps a `HaloPlan`; `ParticleHaloConfig` holds the mesh and the ghost width. `RowLayout` is
+what the metadata of halo storage shares with that of sharded storage (`lookup.GatherMetadata`): each such object
+has a token of its own, which only its copies share. Two tensors are aligned when their tokens agree, so a tensor
+from before a rebuild can't be combined with one from after it unnoticed, on any rank.
 
 A process group can't travel. Pickling keeps the sizes, the routes and this rank's place in its mesh; reading
 binds them to a mesh of the same size on the same rank, named by `loading_onto`. For a mesh of one rank
@@ -19,11 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, Self
 
 import torch
 
 from nvdd_core.comm import HaloPlan, Mesh
 from nvdd_core.errors import DistributedError, SpecError
+from nvdd_core.tensor.modes import RowKind
 
 _TARGET: ContextVar[Mesh | None] = ContextVar("nvdd_loading_onto", default=None)
 
@@ -84,8 +87,60 @@ def loading_onto(mesh: Mesh) -> Iterator[None]:
         _TARGET.reset(token)
 
 
+def new_token() -> str:
+    """Return a token that no other distribution of rows has."""
+    return uuid.uuid4().hex
+
+
+class RowLayout(Protocol):
+    """How rows are distributed, whichever the storage: one rank's sizes, the mesh, and the token."""
+
+    ROW_KIND: ClassVar[RowKind]
+    """What dim 0 of a tensor with all rows of this rank counts."""
+
+    @property
+    def token(self) -> str:
+        """Tells this distribution from every other."""
+        ...
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share the rows."""
+        ...
+
+    @property
+    def n_owned(self) -> int:
+        """Rows this rank owns."""
+        ...
+
+    @property
+    def n_padded(self) -> int:
+        """Rows this rank holds."""
+        ...
+
+    def aligned_with(self, other: RowLayout) -> bool:
+        """Whether both describe the same distribution of rows; the answer is the same on every rank."""
+        ...
+
+
+class Distribution:
+    """What the metadata of every storage can do: be compared by token, and stay itself when copied."""
+
+    token: str
+
+    def aligned_with(self, other: RowLayout) -> bool:
+        """Whether both describe the same distribution of rows; the answer is the same on every rank."""
+        return self.token == other.token
+
+    def __copy__(self) -> Self:
+        return self  # immutable, and bound to a mesh that can't be copied
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        return self
+
+
 @dataclass(frozen=True, eq=False)
-class ParticleHaloMetadata:
+class ParticleHaloMetadata(Distribution):
     """One rank's slice of the rows: sizes, and where ghosts come from and go to.
 
     Attributes
@@ -96,12 +151,15 @@ class ParticleHaloMetadata:
         Tells this distribution of rows from every other; made anew unless it is a copy.
     """
 
-    plan: HaloPlan
-    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    ROW_KIND: ClassVar[RowKind] = RowKind.LOCAL
 
-    def aligned_with(self, other: ParticleHaloMetadata) -> bool:
-        """Whether both describe the same distribution of rows; the answer is the same on every rank."""
-        return self is other or self.token == other.token
+    plan: HaloPlan
+    token: str = field(default_factory=new_token)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The ranks that share the rows."""
+        return self.plan.mesh
 
     @property
     def n_owned(self) -> int:
@@ -128,9 +186,6 @@ class ParticleHaloMetadata:
             plan.recv_splits,
             self.token,
         )
-
-    def __deepcopy__(self, memo: dict[int, object]) -> ParticleHaloMetadata:
-        return self  # immutable, and bound to a mesh that can't be copied
 
 
 def _read_metadata(

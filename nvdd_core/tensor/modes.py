@@ -56,11 +56,14 @@ class DispatchRules:
         What follows a scatter into local rows; read under halo storage.
     system_reductions : bool
         Whether a scatter of rows into segments is summed over ranks.
+    exchanges : bool
+        Whether ghosts are filled by exchanges; False where ghost rows are computed in full instead.
     """
 
     storage: StorageKind = StorageKind.HALO
     scatter: ScatterMode = ScatterMode.LOCAL
     system_reductions: bool = False
+    exchanges: bool = True
 
 
 @runtime_checkable

@@ -21,10 +21,14 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
+from torch.compiler import is_dynamo_compiling
 
 from nvdd_core.errors import SpecError
-from nvdd_core.tensor.meta import ParticleHaloConfig, ParticleHaloMetadata
-from nvdd_core.tensor.modes import DEFAULT_RULES, DispatchRules, DispatchSpec, RowKind, StorageKind
+from nvdd_core.tensor.compiling import NotTraceable, skip_compilation
+from nvdd_core.tensor.kinds import check_storage, resolve_kind
+from nvdd_core.tensor.lookup import GatherMetadata
+from nvdd_core.tensor.meta import ParticleHaloConfig, ParticleHaloMetadata, RowLayout
+from nvdd_core.tensor.modes import DEFAULT_RULES, DispatchRules, DispatchSpec, RowKind
 from nvdd_core.tensor.registry import REGISTRY, Handler
 from nvdd_core.tensor.trace import PLAIN, DispatchRecord, DispatchTrace, active_trace, op_name
 
@@ -44,8 +48,8 @@ class ShardTensor(torch.Tensor):
         What follows operations on these rows.
     _meta : ParticleHaloMetadata or None
         Sizes and routes of the halo.
-    _gather_meta : None
-        Reserved for sharded storage.
+    _gather_meta : GatherMetadata or None
+        Owners by global id, for sharded storage; never beside `_meta`.
     _config : ParticleHaloConfig or None
         The mesh and the ghost width.
     _n_systems : int or None
@@ -58,7 +62,7 @@ class ShardTensor(torch.Tensor):
 
     _spec: DispatchSpec | None = None
     _meta: ParticleHaloMetadata | None = None
-    _gather_meta: object | None = None
+    _gather_meta: GatherMetadata | None = None
     _config: ParticleHaloConfig | None = None
     _n_systems: int | None = None
     _kind: RowKind | None = None
@@ -83,7 +87,7 @@ class ShardTensor(torch.Tensor):
         meta: ParticleHaloMetadata | None = None,
         config: ParticleHaloConfig | None = None,
         n_systems: int | None = None,
-        gather_meta: object | None = None,
+        gather_meta: GatherMetadata | None = None,
         kind: RowKind | None = None,
     ) -> ShardTensor:
         """Return a ShardTensor on the storage of `t`, inside its autograd graph.
@@ -97,11 +101,11 @@ class ShardTensor(torch.Tensor):
             The halo of these rows and the mesh that serves it.
         n_systems : int, optional
             Number of segments, the same on every rank.
-        gather_meta
-            Must be None; belongs to sharded storage.
+        gather_meta : GatherMetadata, optional
+            Instead of `meta`, for sharded storage: owned rows, read and added to by global id.
         kind : RowKind, optional
-            What dim 0 counts. Left out, it follows from the length: ``n_padded`` for local rows,
-            `n_systems` for segments.
+            What dim 0 counts. Left out, it follows from the length: ``n_padded`` for local rows (sharded storage:
+            ``n_owned`` for owned ones), `n_systems` for segments.
 
         Returns
         -------
@@ -112,18 +116,20 @@ class ShardTensor(torch.Tensor):
         SpecError
             When length, kind, metadata and spec don't fit together.
         """
-        _check_storage(spec, meta, gather_meta)
-        if meta is not None and config is not None and config.mesh is not meta.plan.mesh:
-            raise SpecError(
-                "the halo's metadata and its config name different meshes; build both from one mesh"
-            )
-        chosen, is_open = _resolve_kind(tuple(t.shape), meta, n_systems, kind)
+        check_storage(spec, meta, gather_meta, config)
+        chosen, is_open = resolve_kind(tuple(t.shape), meta or gather_meta, n_systems, kind)
         # Without a gradient of its own a view made under no_grad could not be written to later.
         with (
             torch._C.DisableTorchFunctionSubclass(),
             torch.set_grad_enabled(torch.is_grad_enabled() or not t.requires_grad),
         ):
-            out: ShardTensor = t.as_subclass(cls)
+            if t.numel():
+                out: ShardTensor = t.as_subclass(cls)
+            else:
+                # An empty view written in place loses its second derivative in autograd, and with it this rank's part
+                # in the exchanges there. A copy of nothing shares all that there is.
+                out = cast(ShardTensor, t.clone())
+                out.__class__ = cls
         out._spec, out._meta, out._gather_meta, out._config = spec, meta, gather_meta, config
         out._n_systems, out._kind, out._open = n_systems, chosen, is_open
         return out
@@ -140,6 +146,11 @@ class ShardTensor(torch.Tensor):
             gather_meta=like._gather_meta,
             kind=kind,
         )
+
+    @property
+    def row_layout(self) -> RowLayout | None:
+        """How the rows are distributed, whichever the storage; None without metadata."""
+        return self._meta or self._gather_meta
 
     @property
     def kind(self) -> RowKind | None:
@@ -164,8 +175,11 @@ class ShardTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if is_dynamo_compiling():
+            raise NotTraceable("a function that handles ShardTensors is not compiled")
         for other in types:
-            if other is not ShardTensor and not issubclass(other, ShardTensor):
+            # torch.autograd.grad names plain tensors as well
+            if other is not ShardTensor and other is not torch.Tensor and not issubclass(other, ShardTensor):
                 return NotImplemented
         if kwargs is None:
             kwargs = _NO_KWARGS
@@ -217,6 +231,9 @@ class ShardTensor(torch.Tensor):
             )
 
 
+skip_compilation(ShardTensor.__torch_function__)
+
+
 def inherit(t: torch.Tensor, like: ShardTensor) -> ShardTensor:
     """Turn the new plain tensor `t`, which nobody else holds, into a ShardTensor with the fields of `like`.
 
@@ -243,62 +260,21 @@ def check_aligned(func: Any, shards: Iterable[ShardTensor]) -> None:
     SpecError
         On every rank, whatever the sizes are there.
     """
-    first: ParticleHaloMetadata | None = None
+    first: RowLayout | None = None
     for x in shards:
+        layout = x._meta or x._gather_meta
         if first is None:
-            first = x._meta
-        elif x._meta is not None and not x._meta.aligned_with(first):
-            raise _misaligned(first, x._meta, func)
+            first = layout
+        elif layout is not None and not layout.aligned_with(first):
+            raise _misaligned(first, layout, func)
 
 
-def _misaligned(a: ParticleHaloMetadata, b: ParticleHaloMetadata, func: Any) -> SpecError:
+def _misaligned(a: RowLayout, b: RowLayout, func: Any) -> SpecError:
     sizes = "; ".join(f"owned {m.n_owned}, local {m.n_padded}" for m in (a, b))
     return SpecError(
         f"{op_name(func)} combines ShardTensors with different row metadata ({sizes}): they "
         "belong to different distributions, or one is older than the last rebuild. Bring both to one "
         "distribution first (reshard_by_destination), or use x.to_local() where plain local rows are meant"
-    )
-
-
-def _check_storage(
-    spec: DispatchSpec | None, meta: ParticleHaloMetadata | None, gather_meta: object | None
-) -> None:
-    storage = StorageKind.HALO if spec is None else spec.dispatch_rules.storage
-    if gather_meta is not None or storage is StorageKind.SHARDED:
-        raise SpecError(
-            "ShardTensor serves halo storage; this spec or gather_meta asks for sharded storage (owned rows "
-            "only, looked up by global id), which this version doesn't offer. Use a spec with halo storage"
-        )
-    if storage is StorageKind.REPLICATED and meta is not None:
-        raise SpecError("replicated storage has no halo; wrap without meta, or use a spec with halo storage")
-
-
-def _resolve_kind(
-    shape: tuple[int, ...], meta: ParticleHaloMetadata | None, n_systems: int | None, kind: RowKind | None
-) -> tuple[RowKind | None, bool]:
-    """Return the kind of a tensor of `shape`, and whether segments could be meant as well."""
-    if kind is None and meta is None:
-        return None, False
-    rows = shape[0] if shape else -1
-    lengths: dict[RowKind, int | None] = {
-        RowKind.LOCAL: None if meta is None else meta.n_padded,
-        RowKind.OWNED: None if meta is None else meta.n_owned,
-        RowKind.SEGMENTS: n_systems,
-    }
-    if kind is not None:
-        kind = RowKind(kind)
-        if lengths[kind] == rows:
-            return kind, False
-    elif rows == lengths[RowKind.LOCAL]:
-        return RowKind.LOCAL, rows == n_systems
-    elif rows == n_systems:
-        return RowKind.SEGMENTS, False
-    known = ", ".join(f"{k.value} {'unknown' if n is None else n}" for k, n in lengths.items())
-    said = "no kind" if kind is None else f"kind {kind.value!r}"
-    where = "" if meta is None else f"rank {meta.plan.mesh.rank}: "
-    raise SpecError(
-        f"{where}a tensor of shape {shape} with {said} fits none of the row counts ({known}); pass the rows in "
-        "full, name their kind (RowKind.OWNED is never assumed), or leave a tensor without rows unwrapped"
     )
 
 
@@ -322,9 +298,8 @@ def _traced(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    counters = {
-        id(x._meta.plan.mesh): x._meta.plan.mesh.counter for x in _shards(args, kwargs) if x._meta is not None
-    }
+    layouts = [x.row_layout for x in _shards(args, kwargs)]
+    counters = {id(layout.mesh): layout.mesh.counter for layout in layouts if layout is not None}
     before = [(c, c.snapshot()) for c in counters.values()]
     result = _run(handler, func, args, kwargs)
     moved: dict[str, int] = {}

@@ -12,13 +12,16 @@ import torch
 
 from nvdd_core.comm import HaloPlan, Mesh
 from nvdd_core.errors import DistributedError, SpecError
+from nvdd_core.runtime import SPEC_MPNN_HALO
 from nvdd_core.tensor import (
+    GatherMetadata,
     ParticleHaloConfig,
     ParticleHaloMetadata,
     RowKind,
     ShardTensor,
     StorageKind,
     loading_onto,
+    safe_globals,
 )
 from nvdd_core.tensor.meta import MeshPlace
 from tests.tensor._rows import Rules, random, rows, single
@@ -102,7 +105,14 @@ def test_wrap_refuses_storage_it_does_not_serve() -> None:
     with pytest.raises(SpecError, match="sharded storage"):
         ShardTensor.wrap(t, spec=Rules(storage=StorageKind.SHARDED))
     with pytest.raises(SpecError, match="sharded storage"):
-        ShardTensor.wrap(t, spec=Rules(), gather_meta={"n_global": 3})
+        ShardTensor.wrap(t, spec=Rules(), gather_meta={"n_global": 3})  # type: ignore[arg-type]
+    directory = GatherMetadata.build(Mesh.single(), torch.arange(5))
+    with pytest.raises(SpecError, match="one storage"):
+        ShardTensor.wrap(t, spec=None, meta=single(5), gather_meta=directory)
+    with pytest.raises(SpecError, match="belongs to sharded storage, but the spec asks for halo"):
+        ShardTensor.wrap(t, spec=Rules(), gather_meta=directory)
+    with pytest.raises(SpecError, match=r"needs gather_meta=GatherMetadata\.build"):
+        rows(t, single(5), Rules(storage=StorageKind.SHARDED))
     with pytest.raises(SpecError, match="replicated storage has no halo"):
         rows(t, single(5), Rules(storage=StorageKind.REPLICATED))
 
@@ -361,6 +371,32 @@ def test_pickles_keep_rows_and_alignment(x: ShardTensor, how: str) -> None:
     assert back["x"].requires_grad
     assert back["x"]._meta is back["z"]._meta
     assert type(back["x"] + back["z"]) is torch.Tensor
+
+
+@pytest.mark.parametrize("storage", ["halo", "sharded", "none"])
+def test_files_can_be_read_without_trust(storage: str) -> None:
+    t = random(5, 3)
+    x = {
+        "halo": lambda: rows(t, single(5), SPEC_MPNN_HALO),  # type: ignore[arg-type]
+        "sharded": lambda: ShardTensor.wrap(
+            t,
+            spec=Rules(storage=StorageKind.SHARDED),
+            gather_meta=GatherMetadata.build(Mesh.single(), torch.arange(5)),
+        ),
+        "none": lambda: ShardTensor.wrap(t, spec=None),
+    }[storage]()
+    stream = io.BytesIO()
+    torch.save({"x": x}, stream)
+    stream.seek(0)
+    with pytest.raises(pickle.UnpicklingError, match="add_safe_globals"):
+        torch.load(stream, weights_only=True)
+    stream.seek(0)
+    with torch.serialization.safe_globals(safe_globals(x._spec)):
+        back = torch.load(stream, weights_only=True)["x"]
+    assert type(back) is ShardTensor
+    assert (back._spec, back._kind) == (x._spec, x._kind)
+    assert torch.equal(back.to_local(), t)
+    assert torch.equal(x + back, 2.0 * t)
 
 
 def test_pickle_of_a_rank_of_many_needs_a_mesh() -> None:

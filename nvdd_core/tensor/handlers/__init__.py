@@ -6,7 +6,7 @@ Layer: tensor.
 
 from __future__ import annotations
 
-from nvdd_core.tensor.handlers import allocate, scatter, system
+from nvdd_core.tensor.handlers import allocate, lookup, scatter, system
 from nvdd_core.tensor.registry import HandlerRegistry, Registration
 
 __all__ = ["install"]
@@ -14,4 +14,5 @@ __all__ = ["install"]
 
 def install(registry: HandlerRegistry) -> list[Registration]:
     """Register every handler of the core in `registry`."""
-    return [*scatter.install(registry), *system.install(registry), *allocate.install(registry)]
+    families = (scatter, system, lookup, allocate)
+    return [registration for family in families for registration in family.install(registry)]

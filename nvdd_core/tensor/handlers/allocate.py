@@ -69,14 +69,15 @@ def _keep(func: Op, args: Args, kwargs: Kwargs) -> Any:
 def _new(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     result: torch.Tensor = func(*args, **kwargs)
     like = _template(args, kwargs)
-    if like is None or like._meta is None or result.dim() == 0:
+    if like is None or like.row_layout is None or result.dim() == 0:
         return result
+    layout = like.row_layout
     rows = result.shape[0]
-    if like._kind is RowKind.LOCAL and rows == like._meta.n_owned != like._meta.n_padded:
+    if like._kind is RowKind.LOCAL and rows == layout.n_owned != layout.n_padded:
         # A rank without ghosts can't tell these from local rows, and would exchange them all alone.
         raise SpecError(
             f"{rows} rows are this rank's owned rows, but a buffer made from a ShardTensor of local rows has all "
-            f"{like._meta.n_padded} of them: use new_zeros(x.shape[0], ...), or x.to_local().new_zeros(...) for a "
+            f"{layout.n_padded} of them: use new_zeros(x.shape[0], ...), or x.to_local().new_zeros(...) for a "
             "buffer that no handler should touch"
         )
     same, segments = rows == like.shape[0], rows == like._n_systems
@@ -84,8 +85,8 @@ def _new(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
         return result
     out = inherit(result, like)
     if like._kind is RowKind.SEGMENTS or not same:
-        out._open = rows == like._meta.n_padded
-        out._kind = RowKind.LOCAL if out._open else RowKind.SEGMENTS
+        out._open = rows == layout.n_padded
+        out._kind = layout.ROW_KIND if out._open else RowKind.SEGMENTS
     else:
         out._open = segments
     return out

@@ -64,17 +64,24 @@ class _Form:
 
 _SUMS = frozenset({"sum", "add"})
 _OPTIONAL = frozenset({"alpha", "include_self", "accumulate", "reduce"})
-_ALIASES = {"input": "self", "src": "source", "value": "source", "values": "source"}
+_ALIASES = {
+    "input": "self",
+    "weight": "self",
+    "indices": "index",
+    "src": "source",
+    "value": "source",
+    "values": "source",
+}
 
 
-def _along_rows(a: Mapping[str, Any]) -> bool:
+def along_rows(a: Mapping[str, Any]) -> bool:
     """Whether the dimension of the call is dim 0 of a destination that has rows."""
-    dim, n_dims = a["dim"], a["self"].dim()
+    dim, n_dims = a.get("dim"), a["self"].dim()
     return n_dims > 0 and dim in (0, -n_dims)
 
 
 def _scatter_add(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
-    if not _along_rows(a):
+    if not along_rows(a):
         return None
     return ScatterCall(
         a["self"], a["index"], a["source"], "sum", True, in_place, lambda d, i, s: d.scatter_add(0, i, s)
@@ -82,7 +89,7 @@ def _scatter_add(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
 
 
 def _index_add(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
-    if not _along_rows(a):
+    if not along_rows(a):
         return None
     alpha = a.get("alpha", 1)
     return ScatterCall(
@@ -97,7 +104,7 @@ def _index_add(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
 
 
 def _scatter_reduce(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
-    if not _along_rows(a):
+    if not along_rows(a):
         return None
     reduce, with_self = a.get("reduce"), a.get("include_self", True)
     return ScatterCall(
@@ -112,7 +119,7 @@ def _scatter_reduce(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
 
 
 def _index_reduce(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
-    if not _along_rows(a):
+    if not along_rows(a):
         return None
     reduce, with_self = a.get("reduce"), a.get("include_self", True)
     return ScatterCall(
@@ -128,7 +135,7 @@ def _index_reduce(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
 
 def _scatter(a: Mapping[str, Any], in_place: bool) -> ScatterCall | None:
     reduce = a.get("reduce")
-    if reduce is None or not _along_rows(a):
+    if reduce is None or not along_rows(a):
         return None
     return ScatterCall(
         a["self"],
@@ -169,7 +176,7 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], Callable[[Mapping[str, Any], bool], 
 }
 
 
-def _spellings(name: str) -> list[Op]:
+def spellings(name: str) -> list[Op]:
     """Return every callable of torch that is known by `name`."""
     found: list[Op] = []
     for owner in (torch, torch.Tensor):
@@ -185,7 +192,7 @@ def _forms() -> dict[Op, _Form]:
     forms: dict[Op, _Form] = {}
     for name, (names, read) in _FAMILIES.items():
         for suffix, in_place in (("", False), ("_", True)):
-            for op in _spellings(name + suffix):
+            for op in spellings(name + suffix):
                 forms[op] = _Form(names, read, in_place, frozenset(names) - _OPTIONAL)
     return forms
 
@@ -193,6 +200,14 @@ def _forms() -> dict[Op, _Form]:
 _FORMS = _forms()
 SCATTER_OPS: tuple[Op, ...] = tuple(_FORMS)
 """Every spelling of an operation that `parse` understands."""
+
+
+def bind(names: tuple[str, ...], args: Args, kwargs: Kwargs) -> dict[str, Any]:
+    """Return the arguments of a call by name, whichever way they were given."""
+    named = dict(zip(names, args, strict=False))
+    for key, value in kwargs.items():
+        named[key if key in names else _ALIASES.get(key, key)] = value
+    return named
 
 
 def parse(func: Op, args: Args, kwargs: Kwargs) -> ScatterCall | None:
@@ -204,9 +219,7 @@ def parse(func: Op, args: Args, kwargs: Kwargs) -> ScatterCall | None:
         When the call names an ``out=`` tensor, which has no place in an autograd graph.
     """
     form = _FORMS[func]
-    named = dict(zip(form.names, args, strict=False))
-    for key, value in kwargs.items():
-        named[_ALIASES.get(key, key)] = value
+    named = bind(form.names, args, kwargs)
     if named.get("out") is not None:
         raise SpecError(f"{op_name(func)} on a ShardTensor takes no out=; use the in-place form")
     if not named.keys() >= form.required:

@@ -13,7 +13,8 @@ plain                 into segments              untouched
 
 "Has rows" means tagged as local or owned. An open destination is one whose length fits rows and segments
 alike on this rank. Ranks differ in their row counts, so what is open here may be decided elsewhere; each
-column gives such a call one meaning on all ranks, or an error on those where it is decided otherwise.
+column gives such a call one meaning on all ranks, or an error on those where it is decided otherwise. Into rows
+of sharded storage goes by global id (`lookup`).
 
 Into local rows: new contributions are summed where the spec asks for it, and ghosts take their owners'
 values. Ghosts' earlier values are copies and never contribute, so any number of scatters into one tensor is
@@ -44,13 +45,13 @@ _ROWS = frozenset({RowKind.LOCAL, RowKind.OWNED})
 def row_operand(call: ScatterCall) -> ShardTensor | None:
     """Return the source or else the index when it is tagged as local or owned rows."""
     for value in (call.source, call.index):
-        if isinstance(value, ShardTensor) and value._meta is not None and value._kind in _ROWS:
+        if isinstance(value, ShardTensor) and value._kind in _ROWS and value.row_layout is not None:
             return value
     return None
 
 
 def _is_segments(value: Any) -> bool:
-    return isinstance(value, ShardTensor) and value._meta is not None and value._kind is RowKind.SEGMENTS
+    return isinstance(value, ShardTensor) and value._kind is RowKind.SEGMENTS and value.row_layout is not None
 
 
 class Route(Enum):
@@ -58,10 +59,11 @@ class Route(Enum):
 
     UNTOUCHED = "untouched"
     INTO_ROWS = "into rows"
+    BY_ID = "into rows by global id"
     INTO_SEGMENTS = "into segments"
     ROWS_INTO_ROWS = (
         "rows are scattered into rows, and ghosts among the source rows would count twice. Use x.to_local() "
-        "as the source and index where plain rows are meant"
+        "as the source and index where entries are meant"
     )
     UNKNOWN_INTO_SEGMENTS = (
         "entries of unknown kind are scattered into segments. Tag the entries (ShardTensor.promote(entries, "
@@ -83,11 +85,11 @@ def route(call: ScatterCall | None) -> Route:
     if _is_segments(call.source) or _is_segments(call.index):
         return Route.SEGMENTS_SCATTERED
     dest, rows = call.dest, row_operand(call) is not None
-    if isinstance(dest, ShardTensor) and dest._meta is not None:
+    if isinstance(dest, ShardTensor) and dest.row_layout is not None:
         if dest._kind is RowKind.SEGMENTS:
             return Route.INTO_SEGMENTS if rows else Route.UNKNOWN_INTO_SEGMENTS
         if not rows:
-            return Route.INTO_ROWS
+            return Route.INTO_ROWS if dest._gather_meta is None else Route.BY_ID
         return Route.INTO_SEGMENTS if dest._open else Route.ROWS_INTO_ROWS
     return Route.INTO_SEGMENTS if rows else Route.UNTOUCHED
 

@@ -33,14 +33,14 @@ def _into_segments(func: Op, args: Args, kwargs: Kwargs) -> bool:
 def _reduce(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     call = parse(func, args, kwargs)
     rows = None if call is None else row_operand(call)
-    if call is None or rows is None or rows._meta is None:
+    if call is None or rows is None or rows.row_layout is None:
         raise RuntimeError("the segment handler ran without its predicate")
     check_same_rows(func, call)
     _check(func, call, rows)
-    n_owned = rows._meta.n_owned
+    n_owned = rows.row_layout.n_owned
     total = call.apply(torch.zeros_like(call.dest), call.index[:n_owned], _owned(call, n_owned))
     if rows.rules.system_reductions:
-        total = note_exchange(all_reduce_sum_symmetric(total, rows._meta.plan.mesh))
+        total = note_exchange(all_reduce_sum_symmetric(total, rows.row_layout.mesh))
     if call.in_place:
         call.dest.add_(total)
         return call.dest
