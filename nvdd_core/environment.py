@@ -14,6 +14,26 @@ from collections.abc import Mapping
 
 from nvdd_core.errors import InputError
 
+GROUP_VARIABLES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "SLURM_PROCID",
+        "SLURM_NTASKS",
+        "SLURM_LOCALID",
+        "SLURM_STEP_ID",
+    }
+)
+"""What a starter leaves in the environment; processes of another group must not inherit it."""
+
 
 def found_group(env: Mapping[str, str] | None = None) -> tuple[int, int] | None:
     """Return (rank, size) of the group that this process was started in, or None.

@@ -9,16 +9,18 @@ Layer: runtime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import torch
 
 from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
 from nvdd_core.errors import InputError
-from nvdd_core.spec import StrategyKind
+from nvdd_core.spec import ScatterMode, StrategyKind
 from nvdd_core.tensor import ShardTensor
 
 
@@ -40,12 +42,15 @@ class DomainContext:
     mesh : Mesh or None
     plan : HaloPlan or None
     strategy : StrategyKind
+    scatter : ScatterMode
+        What the handlers do after a scatter into local rows.
     """
 
     is_distributed: bool = False
     mesh: Mesh | None = None
     plan: HaloPlan | None = None
     strategy: StrategyKind = StrategyKind.HALO
+    scatter: ScatterMode = ScatterMode.LOCAL
     exchanged: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -79,9 +84,63 @@ def enter_context(context: DomainContext) -> Iterator[DomainContext]:
         _LIVE.pop()
 
 
-def to_local(x: torch.Tensor) -> torch.Tensor:
-    """Return the plain tensor behind a ShardTensor, any other tensor as it is."""
+def to_local(x: Any) -> Any:
+    """Return the plain tensor of local rows behind a ShardTensor, and anything else as it is."""
     return x.to_local() if isinstance(x, ShardTensor) else x
+
+
+def localize(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a model's inputs in which no value is a ShardTensor, for a kernel that must not see one."""
+    return {name: to_local(value) for name, value in data.items()}
+
+
+def autograd_target(x: torch.Tensor) -> torch.Tensor:
+    """Return the tensor to differentiate with respect to, for a model that takes derivatives itself.
+
+    Results depend on what the model was handed, not on views made of it on the way: a gradient with respect to
+    ``to_local(x)`` is None where the model used ``x``. The gradient covers local rows. On ghosts it is a share of
+    what belongs to their owners: return it with all local rows and declare ``OutputSpec(PER_NODE, ALL_REDUCE)``.
+
+    Parameters
+    ----------
+    x : Tensor, shape (n_local, *F)
+        As the model was handed it; where no gradient is recorded for it yet, recording begins.
+
+    Raises
+    ------
+    InputError
+        When gradients are switched off, so that nothing would be recorded.
+    """
+    if not torch.is_grad_enabled():
+        raise InputError(
+            "autograd_target was called where gradients are off; wrap forward in torch.enable_grad()"
+        )
+    return x if x.requires_grad else x.requires_grad_(True)
+
+
+def distributed_method(body: Callable[..., Any]) -> Callable[..., Any]:
+    """Make `body` the replacement of a method that differs from the original in a distributed run only.
+
+    Parameters
+    ----------
+    body : callable
+        Called as ``body(context, original, instance, *args, **kwargs)`` in an evaluation over several ranks.
+
+    Returns
+    -------
+    callable
+        ``(original, instance, *args, **kwargs)``, as `nvdd_core.adapters.MethodAdapter` takes it; anywhere else it
+        runs the original.
+    """
+
+    @functools.wraps(body)
+    def replacement(original: Callable[..., Any], instance: Any, *args: Any, **kwargs: Any) -> Any:
+        context = current_dd_context()
+        if not context.is_distributed:
+            return original(instance, *args, **kwargs)
+        return body(context, original, instance, *args, **kwargs)
+
+    return replacement
 
 
 def refresh_neighbors(x: torch.Tensor) -> torch.Tensor:

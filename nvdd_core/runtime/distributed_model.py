@@ -14,20 +14,24 @@ Layer: runtime.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 
-from nvdd_core.comm import Mesh, Pending, agreed
+from nvdd_core.adapters import AdapterStatus
+from nvdd_core.comm import Mesh, Pending, agreed, all_reduce_sum_symmetric
 from nvdd_core.errors import InputError, NumericalError, PluginValidationError, SpecError
 from nvdd_core.partition import apply_by_segment
-from nvdd_core.plugins.known import suggestion
+from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, to_local
 from nvdd_core.runtime.domain import Domain, DomainBuilder
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
+from nvdd_core.runtime.model_adapters import ModelAdapters
 from nvdd_core.runtime.model_api import Model
+from nvdd_core.runtime.outputs import DEFAULT_OUTPUTS, Outputs, Partial
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import HaloStorage, StrategyKind
@@ -40,48 +44,8 @@ from nvdd_core.tensor import (
     collect_exchanges,
 )
 
-OUTPUTS = ("energy", "forces", "stress", "node_energy", "node_virial")
-DEFAULT_OUTPUTS = frozenset({"energy", "forces"})
 
-
-@dataclass(frozen=True)
-class Outputs:
-    """Results of an evaluation.
-
-    Attributes
-    ----------
-    energy : Tensor, shape (S,), float64
-        eV, of the whole systems, the same on every rank. Always there, whatever was asked for.
-    forces : Tensor, shape (n_owned, 3), float64, or None
-        eV/Angstrom, in the order of the rows of the ShardedBatch after the call. What follows is so, too, and None
-        where it was not asked for.
-    stress : Tensor, shape (S, 3, 3), float64, or None
-        (1/V) dE/d(strain), eV/Angstrom^3, tensile positive.
-    node_energy : Tensor, shape (n_owned,), or None
-        eV.
-    node_virial : Tensor, shape (n_owned, 3, 3), or None
-        Each row's share of dE/d(strain), eV, as the model shares it out.
-    """
-
-    energy: torch.Tensor
-    forces: torch.Tensor | None
-    stress: torch.Tensor | None
-    node_energy: torch.Tensor | None
-    node_virial: torch.Tensor | None
-
-
-@dataclass(frozen=True)
-class Partial:
-    """One rank's share of the results, before any sum over ranks; shapes as in `Outputs`."""
-
-    energy: torch.Tensor | None
-    forces: torch.Tensor | None
-    virial: torch.Tensor | None
-    node_energy: torch.Tensor | None
-    node_virial: torch.Tensor | None = None
-
-
-def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
+def _served(spec: MLIPSpec) -> MLIPSpec:
     """Return `spec` if the runtime does everything that it declares.
 
     Raises
@@ -94,12 +58,11 @@ def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
         raise SpecError(
             f"the model's spec asks for {type(distribution.storage).__name__}; only HaloStorage is served so far"
         )
-    for name in ("custom_ops", "third_party_helpers"):
-        if getattr(distribution, name):
-            raise SpecError(
-                f"the model's spec declares {name}, which are not installed by this version of nvdd"
-            )
     return spec
+
+
+def _detached(t: torch.Tensor | None) -> torch.Tensor | None:
+    return None if t is None else t.detach()
 
 
 class DistributedModel:
@@ -111,6 +74,8 @@ class DistributedModel:
     config : DomainConfig, optional
     mesh : Mesh, optional
         Default: one rank.
+    spec : MLIPSpec, optional
+        Default: what the model declares for the strategy.
 
     Attributes
     ----------
@@ -119,11 +84,20 @@ class DistributedModel:
         Domains built so far.
     """
 
-    def __init__(self, model: Model, config: DomainConfig | None = None, mesh: Mesh | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: DomainConfig | None = None,
+        mesh: Mesh | None = None,
+        *,
+        spec: MLIPSpec | None = None,
+    ) -> None:
         self.model = model
         self.config = config if config is not None else DomainConfig()
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
-        self.spec = _served(model.distribution_spec(self.config.strategy), self.config.strategy)
+        self.spec = _served(model.distribution_spec(self.config.strategy) if spec is None else spec)
+        exchanges = self.config.strategy is not StrategyKind.WIDE_HALO
+        self._adapters = ModelAdapters(model, self.spec, self.mesh, exchanges=exchanges)
         self.timer = PhaseTimer(self.mesh.device)
         self.n_rebuilds = 0
         self._builder = DomainBuilder(
@@ -148,14 +122,12 @@ class DistributedModel:
         NumericalError
             On every rank, if a result is not finite; names the first atom at fault.
         """
-        wanted = frozenset(outputs) | {"energy"}
+        wanted = results.wanted_names(outputs)
         self.check_outputs(wanted)
         fresh = not self.is_current(sharded)
         if fresh:
             self.rebuild(sharded, check=True)
-        elif (
-            self.config.skin == 0.0 and self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] != 0.0
-        ):
+        elif self.config.skin == 0.0 and not self._unmoved(sharded):
             # without a skin any move rebuilds: asking first is cheaper than an evaluation for nothing
             self.rebuild(sharded)
             fresh = True
@@ -212,13 +184,7 @@ class DistributedModel:
 
     def check_outputs(self, wanted: frozenset[str]) -> None:
         """Raise InputError for outputs that don't exist or that the model lacks."""
-        for name in sorted(wanted - set(OUTPUTS)):
-            raise InputError(
-                f"there is no output '{name}'{suggestion(name, OUTPUTS)}; the outputs: {', '.join(OUTPUTS)}"
-            )
-        for name in sorted(wanted - self.model.outputs):
-            has = ", ".join(output for output in OUTPUTS if output in self.model.outputs)
-            raise InputError(f"this model gives no '{name}'; it gives: {has or 'nothing'}")
+        results.check_names(wanted, frozenset(self.model.outputs), self.spec)
 
     def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
         """Return a number above zero if a row of this rank moved further than half the skin, else zero.
@@ -236,6 +202,10 @@ class DistributedModel:
         else:  # a product with ones takes a sixth of what sum(1) takes
             beyond = (moved.square_() @ self._ones).amax() - self._reach**2
         return beyond.clamp_min_(0.0)
+
+    def _unmoved(self, sharded: ShardedBatch) -> bool:
+        """Tell whether the list is still good on every rank (collective)."""
+        return self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] == 0.0
 
     def vote(self, flag: torch.Tensor, forces: torch.Tensor) -> Pending:
         """Begin to sum `flag` over ranks, NaN if a force is not finite; read it by `Pending.host` (collective)."""
@@ -281,14 +251,18 @@ class DistributedModel:
             raise NumericalError("the energy is not a finite number, though every force is; check the model")
         stress = None
         if partial.virial is not None:
-            volume = torch.linalg.det(sharded.cell).abs().to(totals.device)
-            if bool((volume < 1e-12).any()):
-                raise InputError("stress needs a cell with a volume: the cell of a system is singular")
             virial = totals[1 + n_systems : 1 + 10 * n_systems].view(n_systems, 3, 3)
-            stress = 0.5 * (virial + virial.mT) / volume[:, None, None]
+            stress = self._stress(virial, sharded)
         forces = None if partial.forces is None else partial.forces.double()
         node_energy = partial.node_energy if "node_energy" in wanted else None
-        return Outputs(energy, forces, stress, node_energy, partial.node_virial)
+        return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
+
+    def _stress(self, virial: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
+        volume = torch.linalg.det(sharded.cell).abs().to(virial.device)
+        if bool((volume < 1e-12).any()):
+            raise InputError("stress needs a cell with a volume: the cell of a system is singular")
+        stress: torch.Tensor = 0.5 * (virial + virial.mT) / volume[:, None, None]
+        return stress
 
     def refuse_not_finite(self, sharded: ShardedBatch, partial: Partial) -> None:
         """Raise on every rank if a row of any rank has a result that is not finite (collective)."""
@@ -308,28 +282,42 @@ class DistributedModel:
 
     def _compute_direct(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         domain = self.domain
-        with torch.no_grad(), enter_context(self._context()):
+        with self._installed(sharded), torch.no_grad(), enter_context(self._context()):
             with self.timer.phase("exchange"):
                 local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
             with self.timer.phase("model"):
                 out, _ = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
-                energy, node_energy = None, out.get("node_energy")
-                if node_energy is not None:
-                    node_energy = node_energy[: domain.plan.n_owned]
-                    energy = self._by_system(node_energy, sharded)
-        return Partial(energy, out.get("forces"), out.get("virial"), node_energy, out.get("node_virial"))
+                rows = self._rows(out, ("forces", "node_energy", "node_virial"))
+                energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
+                extra = self._extra(out, wanted)
+        return Partial(
+            energy,
+            rows.get("forces"),
+            out.get("virial"),
+            rows.get("node_energy"),
+            rows.get("node_virial"),
+            extra,
+        )
 
     def _compute_by_autograd(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
-        # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
-        with enter_context(self._context()):
-            return self._differentiate(sharded, wanted)
+        found = self._differentiate(sharded, wanted, keep_graph=False)
+        return Partial(
+            energy=_detached(found.energy),
+            forces=_detached(found.forces),
+            virial=found.virial,
+            node_energy=_detached(found.node_energy),
+            node_virial=_detached(found.node_virial),
+            extra={name: t.detach() for name, t in found.extra.items()},
+        )
 
-    def _differentiate(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+    def _differentiate(self, sharded: ShardedBatch, wanted: frozenset[str], keep_graph: bool) -> Partial:
+        """Return this rank's share by autograd (collective); with `keep_graph` it can be differentiated further."""
         domain = self.domain
-        n_owned = domain.plan.n_owned
         derive = bool(wanted & {"forces", "stress"})
-        with torch.set_grad_enabled(derive):
-            owned = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_(derive)
+        # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
+        graph = derive or keep_graph
+        with self._installed(sharded), enter_context(self._context()), torch.set_grad_enabled(graph):
+            owned = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_(graph)
             with self.timer.phase("exchange"):
                 local = domain.plan.forward(owned)
             with self.timer.phase("model"):
@@ -342,27 +330,89 @@ class DistributedModel:
                     local = local + apply_by_segment(local, symmetric, domain.system)
                     cell = cell + cell @ symmetric
                 out, exchanged = self._forward(sharded, local, cell, wanted)
-                node_energy = out["node_energy"][:n_owned]
-                energy = self._by_system(node_energy, sharded)
-        node_virial = out["node_virial"].detach() if "node_virial" in wanted else None
-        if not derive:
-            return Partial(energy, None, None, node_energy.detach(), node_virial)
-        with self.timer.phase("model"):
-            # A rank whose rows see no ghost must take part in every reverse exchange all the same.
-            total = energy.sum() + sum(t.reshape(-1)[:0].sum() for t in (local, *exchanged))
-            grads = torch.autograd.grad(total, targets, allow_unused=True)
-        forces = torch.zeros_like(owned) if grads[0] is None else grads[0].neg()
-        virial = None
-        if "stress" in wanted:
-            virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
-        return Partial(energy.detach(), forces.detach(), virial, node_energy.detach(), node_virial)
+                rows = self._rows(out, ("node_energy", "node_virial"))
+                energy = self._energy(out, rows, sharded)
+                extra = self._extra(out, wanted)
+            partial = Partial(energy, None, None, rows.get("node_energy"), rows.get("node_virial"), extra)
+            if not derive:
+                return partial
+            with self.timer.phase("model"):
+                # A rank whose rows see no ghost must take part in every reverse exchange all the same.
+                total = energy.sum() + sum(t.reshape(-1)[:0].sum() for t in (local, *exchanged))
+                grads = torch.autograd.grad(total, targets, allow_unused=True, create_graph=keep_graph)
+            forces = torch.zeros_like(owned) if grads[0] is None else grads[0].neg()
+            virial = None
+            if "stress" in wanted:
+                virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
+            return replace(partial, forces=forces, virial=virial)
+
+    def differentiable(self, sharded: ShardedBatch, outputs: Iterable[str] = DEFAULT_OUTPUTS) -> Outputs:
+        """Evaluate and keep the graph, for gradients of a loss with respect to parameters or positions (collective).
+
+        Each rank computes its own share of the loss: sums over its owned rows, and terms of the systems' energies
+        and stresses, which every rank has in full, on one rank only. It then differentiates its share, all ranks
+        together; gradients with respect to parameters are summed over ranks afterwards. The domain must be current.
+
+        Raises
+        ------
+        InputError
+            If the rows have moved since the last evaluation, or the model computes forces itself.
+        """
+        wanted = results.wanted_names(outputs)
+        self.check_outputs(wanted)
+        if self.spec.force_strategy is ForceStrategy.DIRECT:
+            raise InputError(
+                "this model computes forces itself (ForceStrategy.DIRECT): they have no graph to keep"
+            )
+        if (
+            not self.is_current(sharded)
+            or self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] != 0.0
+        ):
+            raise InputError(
+                "the rows have moved since the last evaluation: evaluate once, then call differentiable"
+            )
+        partial = self._differentiate(sharded, wanted, keep_graph=True)
+        if partial.energy is None:
+            raise PluginValidationError("the model gave no energy")
+        energy = all_reduce_sum_symmetric(partial.energy, self.mesh)
+        stress = None
+        if partial.virial is not None:
+            virial = all_reduce_sum_symmetric(partial.virial.double(), self.mesh)
+            stress = self._stress(virial, sharded)
+        forces = None if partial.forces is None else partial.forces.double()
+        node_energy = partial.node_energy if "node_energy" in wanted else None
+        return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
 
     def _forward(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
     ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         domain, context = self.domain, current_dd_context()
-        system = domain.system
-        if context.exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
+        batch = self._local_batch(sharded, local, cell, wanted)
+        exchanges = self.mesh.counter.calls["exchange"]
+        with collect_exchanges(context.exchanged):
+            out = self.model.forward(batch)
+        if context.exchanges and self.model.layers > 1 and self.mesh.counter.calls["exchange"] == exchanges:
+            raise SpecError(
+                f"the model declares {self.model.layers} layers but exchanged nothing between them, so neighbours read "
+                "stale ghost rows: call refresh_neighbors on what they read, or sum into a buffer made by "
+                "batch.positions.new_zeros(batch.n_local, ...), or use the wide-halo strategy"
+            )
+        missing = results.expected(wanted, self.spec, out) - out.keys()
+        if missing:
+            raise PluginValidationError(
+                f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(out)}"
+            )
+        out = {name: to_local(t) for name, t in out.items()}
+        if self._checked != (domain.version, wanted):  # once a rebuild: shapes follow from the domain
+            results.check_shapes(out, self.spec, domain.plan, domain.cell.shape[0])
+            self._checked = (domain.version, wanted)
+        return out, context.exchanged
+
+    def _local_batch(
+        self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
+    ) -> LocalBatch:
+        domain, system = self.domain, self.domain.system
+        if current_dd_context().exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
             local = ShardTensor.wrap(
                 local,
                 spec=self.spec,
@@ -372,7 +422,7 @@ class DistributedModel:
                 kind=RowKind.LOCAL,
             )
             system = ShardTensor.promote(system, like=local, kind=RowKind.LOCAL)
-        batch = LocalBatch(
+        return LocalBatch(
             positions=local,
             cell=cell,
             pbc=sharded.pbc,
@@ -384,55 +434,34 @@ class DistributedModel:
             fields=domain.fields,
             requested=wanted,
         )
-        exchanges = self.mesh.counter.calls["exchange"]
-        with collect_exchanges(context.exchanged):
-            out = self.model.forward(batch)
-        if context.exchanges and self.model.layers > 1 and self.mesh.counter.calls["exchange"] == exchanges:
-            raise SpecError(
-                f"the model declares {self.model.layers} layers but exchanged nothing between them, so neighbours read "
-                "stale ghost rows: call refresh_neighbors on what they read, or sum into a buffer made by "
-                "batch.positions.new_zeros(batch.n_local, ...), or use the wide-halo strategy"
-            )
-        missing = self._expected(wanted) - out.keys()
-        if missing:
-            raise PluginValidationError(
-                f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(out)}"
-            )
-        out = {name: to_local(t) for name, t in out.items()}
-        if self._checked != (domain.version, wanted):  # once a rebuild: shapes follow from the domain
-            self._check_shapes(out)
-            self._checked = (domain.version, wanted)
-        return out, context.exchanged
+
+    def _installed(self, sharded: ShardedBatch) -> AbstractContextManager[None]:
+        return self._adapters.installed(self._halo, self._halo_config, sharded.n_systems)
+
+    def adapter_status(self) -> tuple[AdapterStatus, ...]:
+        """Return the state of every adapter that the model's spec declares, with its plugin."""
+        return self._adapters.status()
 
     def _context(self) -> DomainContext:
-        return DomainContext(self.mesh.size > 1, self.mesh, self.domain.plan, self.config.strategy)
+        scatter = self.spec.dispatch_rules.scatter
+        return DomainContext(self.mesh.size > 1, self.mesh, self.domain.plan, self.config.strategy, scatter)
 
-    def _check_shapes(self, out: dict[str, torch.Tensor]) -> None:
-        """Refuse results of the wrong shape, which a slice or a sum would turn into wrong numbers."""
-        plan, n_systems = self.domain.plan, self.domain.cell.shape[0]
-        rows = {plan.n_owned, plan.n_local}
-        expected: dict[str, list[tuple[int, ...]]] = {
-            "node_energy": [(n,) for n in rows],
-            "forces": [(plan.n_owned, 3)],
-            "virial": [(n_systems, 3, 3)],
-            "node_virial": [(plan.n_owned, 3, 3)],
-        }
-        for name, shapes in expected.items():
-            if name in out and tuple(out[name].shape) not in shapes:
-                raise PluginValidationError(
-                    f"rank {self.mesh.rank}: the model gave '{name}' with shape {tuple(out[name].shape)}; expected "
-                    f"{' or '.join(map(str, shapes))} ({plan.n_owned} owned rows, {plan.n_ghost} ghosts, {n_systems} "
-                    "systems)"
-                )
+    def _rows(self, out: dict[str, torch.Tensor], names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return per-row results on owned rows (collective where the spec says that they are shares)."""
+        plan = self.domain.plan
+        return {name: results.owned_rows(name, out[name], self.spec, plan) for name in names if name in out}
 
-    def _expected(self, wanted: frozenset[str]) -> set[str]:
-        """Return what the model's forward has to give for the outputs `wanted`."""
-        names = wanted & {"node_virial"}
-        if self.spec.force_strategy is ForceStrategy.AUTOGRAD:
-            return {"node_energy", *names}
-        stress = {"virial"} if "stress" in wanted else set()
-        energy = {"node_energy"} if wanted & {"energy", "node_energy"} else set()
-        return {*names, *(wanted & {"forces"}), *stress, *energy}
+    def _extra(self, out: dict[str, torch.Tensor], wanted: frozenset[str]) -> dict[str, torch.Tensor]:
+        names = sorted(wanted - set(results.OUTPUTS))
+        return {name: results.combine(name, out[name], self.spec, self.domain.plan) for name in names}
+
+    def _energy(
+        self, out: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], sharded: ShardedBatch
+    ) -> torch.Tensor:
+        """Return this rank's share of every system's energy, float64 (S,)."""
+        if "node_energy" in rows:
+            return self._by_system(rows["node_energy"], sharded)
+        return results.energy_share(out["energy"], self.spec, self.domain.plan)
 
     def _by_system(self, node_energy: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
         """Sum energies of owned rows by system, in float64 (S,)."""

@@ -25,7 +25,8 @@ class Model(Protocol):
         float32 or float64.
     device : torch.device
     outputs : frozenset of str
-        What it can give, of energy (which every model has to), forces, stress, node_energy, node_virial.
+        What it can give: energy (which every model has to), forces, stress, node_energy, node_virial, and any other
+        that its spec declares in ``outputs``.
     layers : int
         Message-passing layers; 1 for a pair potential.
     neighbor_form : str
@@ -68,8 +69,11 @@ class Model(Protocol):
         Returns
         -------
         dict of str to Tensor
-            ``node_energy`` (n_owned,) or (n_local,), eV, differentiable; or, with ForceStrategy.DIRECT, what
-            ``batch.requested`` asks of ``node_energy`` (for energy, too), ``forces`` (n_owned, 3) and, for stress,
-            ``virial`` (S, 3, 3), the derivative of this rank's partial energy with respect to a strain. Either way
-            ``node_virial`` (n_owned, 3, 3) where it is asked for.
+            ``node_energy`` (n_owned,) or (n_local,), eV, or ``energy`` (S,), eV: by its `OutputSpec` this rank's
+            share, or (``Reduce.OWNED_ONLY``) complete on every rank. Differentiable; or, with ForceStrategy.DIRECT,
+            what ``batch.requested`` asks of them (for energy, too), of ``forces`` (n_owned, 3) and, for stress, of
+            ``virial`` (S, 3, 3), the derivative of this rank's partial energy with respect to a strain. Per-row
+            results that are shares on local rows, ghosts' included, have n_local rows and are declared
+            ``Reduce.ALL_REDUCE``. Either way ``node_virial`` (n_owned, 3, 3) and outputs of the model's own where
+            they are asked for.
         """

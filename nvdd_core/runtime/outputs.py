@@ -1,0 +1,183 @@
+"""What an evaluation gives: names and shapes of outputs, and how the ranks' values become one.
+
+Five outputs are known to the framework; any other a model may name in its spec, and its `OutputSpec` says what dim 0
+counts and how the ranks' values are combined.
+
+Invariant: a result whose shape doesn't fit what was declared is refused on the rank that has it, never sliced to fit.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from nvdd_core.comm import HaloPlan, all_reduce_sum_symmetric
+from nvdd_core.errors import InputError, PluginValidationError, SpecError
+from nvdd_core.plugins.known import suggestion
+from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
+from nvdd_core.spec import OutputKind, Reduce
+
+OUTPUTS = ("energy", "forces", "stress", "node_energy", "node_virial")
+DEFAULT_OUTPUTS = frozenset({"energy", "forces"})
+_ROWS = ("node_energy", "forces", "node_virial")
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Results of an evaluation.
+
+    Attributes
+    ----------
+    energy : Tensor, shape (S,), float64
+        eV, of the whole systems, the same on every rank. Always there, whatever was asked for.
+    forces : Tensor, shape (n_owned, 3), float64, or None
+        eV/Angstrom, in the order of the rows of the ShardedBatch after the call. What follows is so, too, and None
+        where it was not asked for.
+    stress : Tensor, shape (S, 3, 3), float64, or None
+        (1/V) dE/d(strain), eV/Angstrom^3, tensile positive.
+    node_energy : Tensor, shape (n_owned,), or None
+        eV.
+    node_virial : Tensor, shape (n_owned, 3, 3), or None
+        Each row's share of dE/d(strain), eV, as the model shares it out.
+    extra : dict of str to Tensor
+        Further outputs that were asked for: (n_owned, *F) for one per row, (S, *F) for one per system.
+    """
+
+    energy: torch.Tensor
+    forces: torch.Tensor | None
+    stress: torch.Tensor | None
+    node_energy: torch.Tensor | None
+    node_virial: torch.Tensor | None
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One rank's share of the results, before any sum over ranks; shapes as in `Outputs`."""
+
+    energy: torch.Tensor | None
+    forces: torch.Tensor | None
+    virial: torch.Tensor | None
+    node_energy: torch.Tensor | None
+    node_virial: torch.Tensor | None = None
+    extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def wanted_names(outputs: Iterable[str]) -> frozenset[str]:
+    """Return the outputs asked for, and the energy, which is always given.
+
+    Raises
+    ------
+    InputError
+        When a single word was given, whose letters would be taken for outputs.
+    """
+    if isinstance(outputs, str):
+        raise InputError(
+            f"outputs is the text {outputs!r}: expected a set or list of names, such as {{{outputs!r}}}"
+        )
+    return frozenset(outputs) | {"energy"}
+
+
+def check_names(wanted: frozenset[str], available: frozenset[str], spec: MLIPSpec) -> None:
+    """Raise for outputs that don't exist, that the model lacks or that its spec says nothing of.
+
+    Raises
+    ------
+    InputError, SpecError
+    """
+    known = [*OUTPUTS, *sorted(available - set(OUTPUTS))]
+    for name in sorted(wanted - set(known)):
+        raise InputError(
+            f"there is no output '{name}'{suggestion(name, known)}; the outputs: {', '.join(known)}"
+        )
+    for name in sorted(wanted - available):
+        has = ", ".join(output for output in known if output in available)
+        raise InputError(f"this model gives no '{name}'; it gives: {has or 'nothing'}")
+    for name in sorted(wanted - set(OUTPUTS)):
+        if spec.output(name).kind is OutputKind.UNKNOWN:
+            raise SpecError(
+                f"the model's spec says nothing of its output '{name}', so the ranks' values can't be combined: add "
+                f"outputs={{'{name}': OutputSpec(OutputKind.PER_NODE)}}, or what it is, to the spec"
+            )
+
+
+def expected(wanted: frozenset[str], spec: MLIPSpec, given: Iterable[str]) -> set[str]:
+    """Return what the model's forward has to give for the outputs `wanted`, knowing what it did give."""
+    names = set(wanted - {"energy", "forces", "stress", "node_energy"})
+    rows = {"node_energy"} if "node_energy" in wanted or "energy" not in given else {"energy"}
+    if spec.force_strategy is ForceStrategy.AUTOGRAD:
+        return names | rows
+    stress = {"virial"} if "stress" in wanted else set()
+    energy = rows if wanted & {"energy", "node_energy"} else set()
+    return {*names, *(wanted & {"forces"}), *stress, *energy}
+
+
+def check_shapes(out: Mapping[str, torch.Tensor], spec: MLIPSpec, plan: HaloPlan, n_systems: int) -> None:
+    """Refuse results of the wrong shape, which a slice or a sum would turn into wrong numbers.
+
+    Raises
+    ------
+    PluginValidationError
+        Naming rank, output and both shapes.
+    """
+    tails = {"node_energy": (), "forces": (3,), "node_virial": (3, 3)}
+    fixed = {"energy": (n_systems,), "virial": (n_systems, 3, 3)}
+    for name, value in out.items():
+        found, output = tuple(value.shape), spec.output(name)
+        if name in fixed:
+            allowed = [fixed[name]]
+        elif name in tails or output.kind is OutputKind.PER_NODE:
+            tail = tails.get(name, found[1:])
+            partial = output.combined is Reduce.ALL_REDUCE
+            counts = (plan.n_local,) if partial else (plan.n_owned,)
+            allowed = [(n, *tail) for n in counts]
+            if not partial and name != "forces":  # rows of ghosts are copies then, and left out
+                allowed.append((plan.n_local, *tail))
+        elif output.kind is OutputKind.PER_GRAPH:
+            allowed = [(n_systems, *found[1:])]
+        else:
+            continue
+        if found not in allowed:
+            hint = ""
+            if name in _ROWS and found == (plan.n_local, *tails[name]):
+                hint = (
+                    "; if they are shares on local rows, to be summed into owners, declare "
+                    f"outputs={{'{name}': OutputSpec(OutputKind.PER_NODE, Reduce.ALL_REDUCE)}}"
+                )
+            raise PluginValidationError(
+                f"rank {plan.mesh.rank}: the model gave '{name}' with shape {found}; expected "
+                f"{' or '.join(map(str, dict.fromkeys(allowed)))} ({plan.n_owned} owned rows, {plan.n_ghost} ghosts, "
+                f"{n_systems} systems){hint}"
+            )
+
+
+def owned_rows(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
+    """Return owned rows of a per-row result: shares are summed into owners (collective), copies are left out."""
+    if spec.output(name).combined is Reduce.ALL_REDUCE:
+        return plan.reverse(value)
+    return value[: plan.n_owned]
+
+
+def combine(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
+    """Return an output beyond the five, completed over ranks as its spec says (collective, differentiable)."""
+    output = spec.output(name)
+    if output.kind is OutputKind.PER_NODE:
+        return owned_rows(name, value, spec, plan)
+    if output.combined is Reduce.ALL_REDUCE:
+        return all_reduce_sum_symmetric(value, plan.mesh)
+    return value
+
+
+def energy_share(value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
+    """Return this rank's share (S,) of energies that the model gave per system.
+
+    An energy that is complete on every rank counts once, on rank 0: then the sums over ranks inside the model, whose
+    adjoints are sums over ranks too, give every rank its derivative.
+    """
+    value = value.double()
+    if spec.output("energy").combined is Reduce.OWNED_ONLY and plan.mesh.rank > 0:
+        return value * 0.0
+    return value
