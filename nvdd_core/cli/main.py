@@ -17,14 +17,18 @@ from typing import Any, Final
 import click
 
 from nvdd_core import __version__
+from nvdd_core.cli.streams import ensure_streams
 from nvdd_core.errors import NvddError
 
 # Name -> (where the command is, its line in the help); the line is here so that help imports nothing.
 COMMANDS: Final = {
     "run": ("nvdd_core.cli.run_cmd:run", "Molecular dynamics of a structure file."),
     "evaluate": ("nvdd_core.cli.evaluate_cmd:evaluate", "Energy, forces and stress of a structure file."),
+    "validate": ("nvdd_core.cli.validate_cmd:validate", "Compare ranks with one process; say what is wrong."),
     "models": ("nvdd_core.cli.models_cmd:models", "List the models that can be run."),
     "plugins": ("nvdd_core.cli.plugins_cmd:plugins", "List, show and check installed plugins."),
+    "adapters": ("nvdd_core.cli.adapters_cmd:adapters", "List adapters and try them."),
+    "new-plugin": ("nvdd_core.cli.new_plugin_cmd:new_plugin", "Start a plugin of your own."),
 }
 _INTERRUPTED: Final = 130  # what shells report for a process ended by an interrupt
 
@@ -119,6 +123,7 @@ def main(args: Sequence[str] | None = None) -> int:
         0; 2 for input that can't be used; 1 for any other failure; 130 when interrupted.
     """
     state = CliState()
+    ensure_streams()
     try:
         # The type says sequence, click wants a list of its own.
         result: Any = cli.main(

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import click
 
+from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.errors import PluginUnusableError
 from nvdd_core.plugins import PluginManager, PluginRecord, PluginStatus, default_manager, report
 
@@ -40,7 +41,7 @@ json_flag = click.option(
 @contextlib.contextmanager
 def listing(as_json: bool) -> Iterator[PluginManager]:
     """Yield the manager; what a plugin prints while it is imported doesn't get among the answer."""
-    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+    with stdout_kept(only=as_json):
         yield default_manager()
 
 
@@ -180,7 +181,7 @@ def _check_apart(record: PluginRecord, refs: bool) -> report.Json:
     answer = _answer(done.stdout)
     if answer is not None:
         return answer
-    reason = f"importing it ended the process: {_ending(done.returncode)}"
+    reason = f"importing it ended the process: {ending(done.returncode)}"
     return row | {"status": PluginStatus.BROKEN.value, "reason": reason}
 
 
@@ -194,7 +195,8 @@ def _answer(output: str) -> report.Json | None:
     return dict(rows[0]) if rows else None
 
 
-def _ending(code: int) -> str:
+def ending(code: int) -> str:
+    """Say how a process ended, from its return code."""
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -1,14 +1,14 @@
-"""What `nvdd plugins` and `nvdd models` say, as data (JSON, schema 1) and as plain ASCII text.
+"""What `nvdd plugins`, `nvdd models` and `nvdd adapters` say, as data (JSON, schema 1) and as plain ASCII text.
 
-Key objects: `plugins_document`, `models_document`, `plugins_table`, `models_table`, `plugin_page`,
-`header_line`. Invariant: within schema 1 no key is ever removed or changes its meaning; text
+Key objects: `plugins_document`, `models_document`, `adapters_document` and the tables of their rows,
+`plugin_page`, `header_line`. Invariant: within schema 1 no key is ever removed or changes its meaning; text
 holds ASCII only, whatever a plugin's author wrote. Layer: plugins.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -147,6 +147,44 @@ def models_document(manager: PluginManager) -> Json:
     }
 
 
+def adapter_row(record: PluginRecord, row: Provided[AdapterDecl]) -> Json:
+    """Describe one adapter; what only a process that installs it can know is None."""
+    return {
+        **_adapter(row),
+        "plugin": record.name,
+        "distribution": record.entry.distribution,
+        "version": record.entry.version,
+        "runtime": None,
+        "install_site": None,
+        "error": None,
+        "statuses": [],
+    }
+
+
+def adapters_document(manager: PluginManager, plugins: Container[str] | None = None) -> Json:
+    """Make the JSON document of ``nvdd adapters``.
+
+    Parameters
+    ----------
+    manager
+        Where the plugins are.
+    plugins
+        Names of the plugins whose adapters are wanted; default all.
+
+    Returns
+    -------
+    dict
+        Rows in the order of plugins and of declaration.
+    """
+    records = [r for r in manager.records() if plugins is None or r.name in plugins]
+    return {
+        "schema": SCHEMA,
+        "core": core_block(),
+        "adapters": [adapter_row(record, row) for record in records for row in record.adapters],
+        "notes": [*manager.notes, *_unread(records)],
+    }
+
+
 def _unread(records: Iterable[PluginRecord]) -> list[str]:
     """Name the plugins whose models the list can't know."""
     lines: list[str] = []
@@ -217,6 +255,33 @@ def models_table(document: Json) -> str:
     return table(header, cells)
 
 
+def adapters_table(rows: Sequence[Json]) -> str:
+    """Lay out the rows of `adapters_document` for a terminal; what there is to say of one ends its line."""
+    if not rows:
+        return "no adapters: no usable plugin among those asked for declares one"
+    header = ["ADAPTER", "PLUGIN", "KIND", "MATURITY", "STATUS", "RUNTIME", "TARGET"]
+    cells = [
+        [
+            row["name"],
+            f"{row['plugin']} {row['version']}",
+            row["kind"],
+            row["maturity"] or "",
+            row["status"],
+            row["runtime"] or "",
+            row["target"],
+        ]
+        for row in rows
+    ]
+    # Two more columns where there is something to say.
+    for title, keys in (("INSTALL SITE", ("install_site",)), ("DETAIL", ("error", "reason"))):
+        words = [next((row[key] for key in keys if row[key]), "") for row in rows]
+        if any(words):
+            header.append(title)
+            for cell, word in zip(cells, words, strict=True):
+                cell.append(" ".join(word.split()))
+    return table(header, cells)
+
+
 def plugin_page(record: PluginRecord) -> str:
     """Tell everything that is known of one plugin, its traceback included."""
     row = plugin_row(record)
@@ -240,7 +305,7 @@ def plugin_page(record: PluginRecord) -> str:
     for kind, keys in (
         ("models", ("name", "status", "maturity", "spec", "target", "reason")),
         ("specs", ("name", "target")),
-        ("adapters", ("name", "kind", "status", "maturity", "target", "reason")),
+        ("adapters", ("name", "kind", "status", "maturity", "target", "reason", "ref", "title")),
     ):
         if row[kind]:
             cells = [[str(item[key] or "") for key in keys] for item in row[kind]]

@@ -16,7 +16,13 @@ from tests.architecture._sources import Source, dotted, imported, resolve
 # The launcher starts processes and sends no tensor; only the command line uses it.
 LAUNCHER = ("torch.distributed.launcher", "torch.distributed.elastic", "torch.distributed.run")
 # Attributes that are settings, meant to be assigned to.
-SETTINGS = ("warp.config", "torch.backends", "matplotlib.rcParams", "click.Context.default_map")
+SETTINGS = (
+    "warp.config",
+    "torch.backends",
+    "matplotlib.rcParams",
+    "click.Context.default_map",
+    *("sys.stdin", "sys.stdout", "sys.stderr"),  # None where the process was started without
+)
 FOREIGN = (
     "torch",
     "numpy",
