@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from importlib import import_module
+from pathlib import Path
 
 import torch
 from torch.multiprocessing.spawn import spawn
@@ -23,6 +25,8 @@ from tests.cases.models import Gate, TorchLJ, Toy2
 from tests.cases.ranks import System
 from tests.cases.test_rule_w import SYSTEMS
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+sys.path[:0] = [str(EXAMPLES / name / "src") for name in ("toy2", "mpnn", "warp_kernel")]
 LJ = {"epsilon": 1.0, "sigma": 1.0, "cutoff": 2.5}
 
 
@@ -30,10 +34,17 @@ def models(device: torch.device) -> dict[str, Model]:
     """The models to compare; Lennard-Jones is a plain torch one on the CPU, the plugin's on a GPU."""
     toy, gate = Toy2(), Gate()
     toy.device = gate.device = device
-    if device.type == "cpu":
-        return {"lj": TorchLJ(), "toy2": toy, "gate": gate, "lj32": TorchLJ()}
+    where = {"dtype": torch.float64, "device": device}
+    examples = {
+        "inplace": import_module("nvdd_toy2.model").load(**where, style="inplace"),
+        "mpnn": import_module("nvdd_mpnn.model").load(**where, cutoff=2.5),
+    }
+    if device.type == "cpu":  # the second layer in Warp, checked against the same in torch
+        return {"lj": TorchLJ(), "toy2": toy, "gate": gate, "lj32": TorchLJ(), **examples, "warp": Toy2()}
+    examples["warp"] = import_module("nvdd_warp_kernel.model").load(**where)
     double = load(dtype=torch.float64, device=device, **LJ)
-    return {"lj": double, "toy2": toy, "gate": gate, "lj32": load(dtype=torch.float32, device=device, **LJ)}
+    single = load(dtype=torch.float32, device=device, **LJ)
+    return {"lj": double, "toy2": toy, "gate": gate, "lj32": single, **examples}
 
 
 def one(

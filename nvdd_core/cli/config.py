@@ -81,13 +81,13 @@ class JobConfig(BaseModel):
     @field_validator("grid", mode="before")
     @classmethod
     def _grid_from_text(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            dims = tuple(int(part) for part in value.split(","))
-        except ValueError:
-            dims = ()
-        if len(dims) != 3:
+        dims: Any = value
+        if isinstance(value, str):
+            try:
+                dims = tuple(int(part) for part in value.split(","))
+            except ValueError:
+                dims = ()
+        if dims is not None and not (isinstance(dims, (list, tuple)) and len(dims) == 3):
             raise ValueError("expected three whole numbers, as in 2,2,1")
         return dims
 
@@ -324,4 +324,6 @@ def _toml(value: Any) -> str:
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_toml_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
-    return json.dumps(str(value), ensure_ascii=False)
+    # A name that the locale could not decode is written as the bytes that it has on disk, which are UTF-8.
+    text = str(value).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return json.dumps(text, ensure_ascii=False)

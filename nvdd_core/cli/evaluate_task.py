@@ -11,16 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import torch
 
 from nvdd_core.cli.config import EvaluateJob
 from nvdd_core.cli.session import Session, describe, group, prepare, read_systems
+from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.dynamics import RowBlock, iter_row_blocks, replace_file
 from nvdd_core.errors import InputError
 from nvdd_core.partition import Box
@@ -40,7 +39,7 @@ def main(job: EvaluateJob) -> None:
     """Evaluate what `job` asks for; the report is written by rank 0 (collective)."""
     if job.json_path not in (None, "-") and _is_same_file(Path(str(job.json_path)), job.structure):
         raise InputError(f"--json {job.json_path} is the structure file itself; give another path")
-    with _stdout_kept(only=job.json_path == "-") as out, group(job) as mesh:
+    with stdout_kept(only=job.json_path == "-") as out, group(job) as mesh:
         index = job.index or (":" if job.batch else "-1")
         session = prepare(job, mesh, lambda: read_systems(job.structure, index))
         wanted = {"energy", "forces"}
@@ -80,35 +79,6 @@ def _json_file(path: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
     if path.exists() and not path.is_file():
         return path.open("wb")
     return replace_file(path)
-
-
-@contextlib.contextmanager
-def _stdout_kept(*, only: bool) -> Iterator[TextIO]:
-    """Yield standard output; with `only`, send what others print there to standard error meanwhile.
-
-    Libraries write through Python's object and through the file descriptor; both are redirected.
-    """
-    ours = sys.stdout
-    if not only:
-        yield ours
-        return
-    ours.flush()
-    kept = os.dup(1)
-    try:
-        mine = ours.fileno() == 1
-    except OSError:  # replaced by something in memory, by a test for one
-        mine = False
-    os.dup2(2, 1)
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            if mine:
-                with open(kept, "w", encoding="utf-8", closefd=False) as direct:
-                    yield direct
-            else:
-                yield ours
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
 
 
 def _stress_shown(job: EvaluateJob, session: Session) -> list[bool]:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import click
 
 from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES, JobConfig, parse_options
+from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
@@ -95,7 +96,8 @@ def check_inputs(job: JobConfig) -> None:
     if found_group() is not None:
         return
     require_file(*job.inputs())
-    default_manager().model(job.model)
+    with stdout_kept():  # a plugin may print while it is imported
+        default_manager().model(job.model)
 
 
 def require_file(path: Path, what: str) -> None:

@@ -37,6 +37,7 @@ from nvdd_core.errors import InputError, NvddError
 
 _KINDS: dict[str, type[JobConfig]] = {kind.__name__: kind for kind in (EvaluateJob, RunJob)}
 _WORKER = Path(__file__).with_name("worker.py")
+_RANKS_A_CORE, _RANKS_BESIDE_CORES = 16, 64  # far above what is of use, far below what brings a machine down
 _JOB_FILE = "job.json"
 
 
@@ -68,6 +69,11 @@ def execute(task: str, job: JobConfig, *, debug: bool = False) -> None:
     elif wanted is None or wanted == 1:
         perform(task, job)
     else:
+        most = _RANKS_BESIDE_CORES + _RANKS_A_CORE * (os.cpu_count() or 1)
+        if wanted > most:
+            raise InputError(
+                f"{wanted} ranks are more than this machine can start (at most {most}); give fewer --ranks"
+            )
         with tempfile.TemporaryDirectory(prefix="nvdd-launch-") as folder:
             _launch(task, job, wanted, Path(folder), debug)
 

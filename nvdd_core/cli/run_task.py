@@ -126,7 +126,7 @@ def open_checkpoint(job: RunJob, mesh: Mesh) -> Checkpoint | None:
 
 def first_batch(job: RunJob, saved: Checkpoint | None) -> Batch:
     """Return what the run begins with."""
-    return read_systems(job.structure, "-1") if saved is None else saved.batch()
+    return read_systems(job.structure, "-1", dynamics=True) if saved is None else saved.batch()
 
 
 def changes(saved: Checkpoint | None, integrator: Integrator) -> str:
@@ -156,8 +156,14 @@ def start_velocities(job: RunJob, session: Session) -> str:
     if moving:
         unused = job.ensemble == "nve" and job.temperature is not None
         return "nvdd: velocities come from the structure file; temperature is not used\n" if unused else ""
+    columns = ", ".join(name for name in sorted(sharded.fields) if name.startswith("vel"))
+    note = (
+        f"nvdd: {columns} is taken for data: velocities are read where ASE keeps them, as momenta\n"
+        if columns
+        else ""
+    )
     if job.temperature is None:
-        return "nvdd: the structure file has no velocities and no temperature is given; atoms start at rest\n"
+        return f"{note}nvdd: the structure file has no velocities and no temperature is given; atoms start at rest\n"
     sharded.rows["velocities"] = initial_velocities(
         sharded.masses,
         sharded.ids,
@@ -166,7 +172,7 @@ def start_velocities(job: RunJob, session: Session) -> str:
         mesh.all_reduce_sum_,
         exact_temperature=True,
     )
-    return ""
+    return note
 
 
 def make_integrator(job: RunJob) -> Integrator:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ import torch
 from nvdd_core.cli.config import JobConfig
 from nvdd_core.cli.flags import require_file
 from nvdd_core.comm import Mesh, agreed, group_scope
-from nvdd_core.errors import InputError
+from nvdd_core.errors import DistributedError, InputError
+from nvdd_core.partition import segment_bounds
 from nvdd_core.plugins import check_agreement, default_manager
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
+from nvdd_core.runtime.structures import constraint_names, read_structures
 from nvdd_core.spec import StrategyKind
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
+_COARSE_A = 1e-4  # a vibration of a bond is some hundred times that
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -55,8 +59,24 @@ class Session:
 @contextmanager
 def group(job: JobConfig) -> Iterator[Mesh]:
     """Yield the mesh of this process's group; a failure in the body ends all ranks alike."""
-    with DistributedManager(job.device) as manager, _threads(manager.mesh), group_scope(manager.mesh):
-        yield manager.mesh
+    with DistributedManager(job.device) as manager:
+        mesh = manager.mesh
+        with _threads(mesh), group_scope(mesh), _exits_told(mesh):
+            yield mesh
+
+
+@contextmanager
+def _exits_told(mesh: Mesh) -> Iterator[None]:
+    """Make an error of what ends a process past every handler, ``sys.exit`` in a model for one."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as exc:
+        told = f"{type(exc).__name__}({', '.join(map(repr, exc.args))})"
+        raise DistributedError(
+            f"rank {mesh.rank}: a plugin or library wanted to end the process: {told}"
+        ) from exc
 
 
 @contextmanager
@@ -108,9 +128,23 @@ def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float =
         model = load_model(job, mesh.device)
     with agreed(mesh):
         batch = read() if mesh.rank == 0 else None
+        if batch is not None and job.dtype == "float32":
+            sys.stderr.write(precision_note(batch))
     sharded = ShardedBatch.scatter(batch, mesh)
     config = DomainConfig(skin=skin, grid_dims=job.grid, strategy=strategy_kind(job.strategy))
     return Session(mesh, DistributedModel(model, config, mesh), sharded, plugins)
+
+
+def precision_note(batch: Batch) -> str:
+    """Return a note for the user where float32 coordinates of so wide a system lose digits that matter."""
+    low, high = segment_bounds(batch.positions, batch.system, batch.n_systems)
+    span = torch.where(batch.pbc.all(1), 0.0, (high - low).amax(1))
+    sides = torch.where(batch.pbc, torch.linalg.vector_norm(batch.cell, dim=2), 0.0).amax(1)
+    widest = float(torch.maximum(span, sides).max())  # coordinates are centred: up to half of it either way
+    step = 0.5 * widest * torch.finfo(torch.float32).eps
+    if not step > _COARSE_A:
+        return ""
+    return f"nvdd: float32 coordinates are {step:.1g} A apart in a system {widest:.3g} A wide; float64 is exact\n"
 
 
 def strategy_kind(name: str) -> StrategyKind:
@@ -147,6 +181,9 @@ def load_model(job: JobConfig, device: torch.device) -> Model:
 
 
 def _check_options(job: JobConfig, loader: Callable[..., object]) -> None:
+    for name in ("dtype", "device"):
+        if name in job.option:
+            raise InputError(f"'{name}' is no option of a model; give --{name}")
     try:
         parameters = inspect.signature(loader).parameters.values()
     except (TypeError, ValueError):  # a loader without a readable signature checks for itself
@@ -165,25 +202,22 @@ def _check_options(job: JobConfig, loader: Callable[..., object]) -> None:
         raise InputError(f"model '{job.model}' needs the option '{missing[0]}'")
 
 
-def read_systems(path: Path, index: str) -> Batch:
-    """Read systems of a file with ASE.
+def read_systems(path: Path, index: str, *, dynamics: bool = False) -> Batch:
+    """Read systems of a file, for one evaluation or, with `dynamics`, to be moved.
 
     Raises
     ------
     InputError
-        When ASE can't read it or it has no such system.
+        When ASE can't read it, it has no such system, or atoms that are meant to be held would move.
     """
-    import ase.io  # half a second, which only the rank that reads should spend
-
     require_file(path, "structure file")
-    try:
-        found = ase.io.read(path, index=index, do_not_split_by_at_sign=True)
-    except Exception as exc:  # ASE's readers raise whatever their parsers happen to raise
-        reason = " ".join(str(exc).split()) or "it ends before that, or is empty"
+    systems = read_structures(path, index)
+    held = ", ".join(constraint_names(systems))
+    if held and dynamics:
         raise InputError(
-            f"structure file {path}: ASE could not read system {index} of it: {type(exc).__name__}: {reason}"
-        ) from exc
-    systems = [found] if isinstance(found, ase.Atoms) else list(found)
-    if not systems:
-        raise InputError(f"structure file {path}: there is no system {index} in it")
+            f"structure file {path}: it holds constraints ({held}), which nvdd run does not apply, so every atom "
+            "would move; drop them, with atoms.set_constraint() in ASE, if that is what you want"
+        )
+    if held:
+        sys.stderr.write(f"nvdd: forces are without the constraints of the structure file ({held})\n")
     return Batch.from_ase(systems)

@@ -17,7 +17,7 @@ from typing import TextIO
 def stdout_kept(*, only: bool = True) -> Iterator[TextIO]:
     """Yield standard output; with `only`, send what others print there to standard error meanwhile.
 
-    Libraries write through Python's object and through the file descriptor; both are redirected.
+    Libraries write through Python's object, through the file descriptor and through C's buffer; all are redirected.
     """
     ours = sys.stdout
     if not only:
@@ -38,8 +38,17 @@ def stdout_kept(*, only: bool = True) -> Iterator[TextIO]:
             else:
                 yield ours
     finally:
+        _flush_c()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def _flush_c() -> None:
+    """Write out what C code has printed so far; into a pipe it would otherwise come at the end of the process."""
+    import ctypes  # only where an answer has to stand alone
+
+    if sys.platform != "win32":
+        ctypes.CDLL(None).fflush(None)
 
 
 def ensure_streams() -> None:

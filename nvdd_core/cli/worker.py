@@ -36,7 +36,9 @@ def main(folder: Path) -> None:
 
     # Imported here: the search path has to be right first.
     from nvdd_core.cli.launch import work
+    from nvdd_core.cli.streams import ensure_streams
 
+    ensure_streams()
     code = work(folder)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import ase
 import ase.units
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from nvdd_core.errors import InputError
@@ -75,13 +76,18 @@ class Batch:
     def from_ase(cls, atoms: ase.Atoms | Sequence[ase.Atoms]) -> Batch:
         """Copy one or several ASE structures.
 
-        Numeric per-atom arrays (charges, tags, ...) that all structures have become `fields`.
+        Numeric per-atom arrays (charges, tags, ...) that all structures have, in one shape, become `fields`.
+
+        Raises
+        ------
+        InputError
+            If there is no structure, or a field's whole numbers don't fit 64 bits with a sign.
         """
         frames = [atoms] if isinstance(atoms, ase.Atoms) else list(atoms)
         if not frames:
             raise InputError("no structure was given: expected at least one")
         moving = any(a.has("momenta") for a in frames)
-        names = sorted(set.intersection(*(_field_names(a) for a in frames)))
+        names = sorted(name for name, _ in set.intersection(*(_field_shapes(a) for a in frames)))
         counts = torch.tensor([len(a) for a in frames])
         n = int(counts.sum())
         return cls(
@@ -95,7 +101,7 @@ class Batch:
             if moving
             else None,
             ids=torch.arange(n),
-            fields={name: _join([a.arrays[name] for a in frames], None) for name in names},
+            fields={name: _join_field(name, [a.arrays[name] for a in frames]) for name in names},
         )
 
     def to_ase(self) -> list[ase.Atoms]:
@@ -175,12 +181,32 @@ def _expect(name: str, rows: torch.Tensor, shape: tuple[int, ...], dtype: torch.
         )
 
 
-def _field_names(atoms: ase.Atoms) -> set[str]:
-    return {k for k, v in atoms.arrays.items() if k not in _ASE_KNOWN and v.dtype.kind in "fiub"}
+def _field_shapes(atoms: ase.Atoms) -> set[tuple[str, tuple[int, ...]]]:
+    """Return names and row shapes of the arrays that can be fields."""
+    return {
+        (name, array.shape[1:])
+        for name, array in atoms.arrays.items()
+        if name not in _ASE_KNOWN and array.dtype.kind in "fiub"
+    }
 
 
-def _join(parts: Sequence[np.ndarray], dtype: type | None) -> torch.Tensor:
+def _join(parts: Sequence[np.ndarray], dtype: npt.DTypeLike) -> torch.Tensor:
     return torch.as_tensor(np.concatenate([np.array(p, dtype=dtype) for p in parts]))
+
+
+def _join_field(name: str, parts: Sequence[np.ndarray]) -> torch.Tensor:
+    """Join a field; dtypes that torch lacks, or can't index, become the nearest that it has."""
+    found = np.result_type(*parts)
+    dtype = found.newbyteorder("=")
+    if found.kind == "f" and found.itemsize > 8:
+        dtype = np.dtype(np.float64)
+    if found.kind == "u" and found.itemsize > 1:
+        dtype = np.dtype(np.int64)
+        if any(part.size and part.max() > np.iinfo(np.int64).max for part in parts):
+            raise InputError(
+                f"field '{name}' holds {max(int(p.max()) for p in parts)}: give at most 2**63 - 1"
+            )
+    return _join(parts, dtype)
 
 
 def _check_finite(name: str, rows: torch.Tensor, ids: torch.Tensor) -> None:

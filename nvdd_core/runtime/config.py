@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from nvdd_core.errors import InputError
 from nvdd_core.spec import StrategyKind
 
+# A tenth of a millimetre. Any reach is right for an open system; one of 1e300 only breaks arithmetic.
+_LONGEST = 1e6
+
 
 @dataclass(frozen=True)
 class DomainConfig:
@@ -37,6 +40,11 @@ class DomainConfig:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise InputError(f"{name} is {value}: expected a finite length in Angstrom, not below zero")
+        if not _is_strategy(self.strategy):
+            known = ", ".join(f"StrategyKind.{kind.name}" for kind in StrategyKind)
+            raise InputError(f"strategy is {self.strategy!r}: expected one of {known}")
+        if self.grid_dims is not None and not _is_grid(self.grid_dims):
+            raise InputError(f"grid_dims is {self.grid_dims!r}: expected three whole numbers above zero")
 
     def list_cutoff(self, model_cutoff: float) -> float:
         """Return the reach of neighbour lists, Angstrom.
@@ -44,14 +52,20 @@ class DomainConfig:
         Raises
         ------
         InputError
-            If the configured cutoff is smaller than the model's.
+            If the configured cutoff is smaller than the model's, or the reach is no length of a system of atoms.
         """
         cutoff = model_cutoff if self.cutoff is None else self.cutoff
         if cutoff < model_cutoff:
             raise InputError(
                 f"cutoff {cutoff} A is smaller than the model's {model_cutoff} A; leave it out or give at least that"
             )
-        return cutoff + self.skin
+        reach = cutoff + self.skin
+        if not reach <= _LONGEST:
+            raise InputError(
+                f"cutoff {cutoff} A with a skin of {self.skin} A: neighbour lists reach up to "
+                f"{_LONGEST:g} A; give a smaller cutoff or skin"
+            )
+        return reach
 
     def width(self, model_cutoff: float, layers: int) -> float:
         """Return the ghost width, Angstrom.
@@ -71,3 +85,15 @@ class DomainConfig:
                 f"({hops} x (cutoff + skin)); leave it out or give at least that"
             )
         return self.ghost_width
+
+
+def _is_grid(dims: object) -> bool:
+    return (
+        isinstance(dims, (tuple, list))
+        and len(dims) == 3
+        and all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in dims)
+    )
+
+
+def _is_strategy(kind: object) -> bool:
+    return isinstance(kind, StrategyKind)  # its text compares equal but is another object

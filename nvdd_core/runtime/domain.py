@@ -33,9 +33,12 @@ from nvdd_core.partition import (
     segment_bounds,
 )
 from nvdd_core.runtime.config import DomainConfig
-from nvdd_core.runtime.sharded import Contents, ShardedBatch
+from nvdd_core.runtime.sharded import Contents, ShardedBatch, field_name
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import StrategyKind
+
+# Listing an image takes some 50 bytes.
+_MOST_IMAGES = 1e9
 
 # A column of the user's may have any name that a file can hold, so names of our own begin with what none can.
 _FOLDED, _FRAC = "\0folded", "\0frac"
@@ -110,9 +113,12 @@ class DomainBuilder:
         ------
         NumericalError
             On every rank, if a position is not finite; names the atom.
+        InputError
+            On every rank, if lists would have to reach over more periodic images than memory holds.
         """
         with self.timer.phase("rebuild", rare=True):
             box = Box.from_cells(sharded.cell, sharded.pbc, "system")
+            self._check_images(box, sharded)
             frame, counts = self._frame(sharded, box)
             if anew:
                 self._partitioner = None
@@ -150,8 +156,22 @@ class DomainBuilder:
             numbers=local["numbers"],
             system=local["system"],
             ids=local["ids"],
-            fields={name: local[name] for name in sharded.extra},
+            fields={field_name(name): local[name] for name in sharded.extra},
         )
+
+    def _check_images(self, box: Box, sharded: ShardedBatch) -> None:
+        """Refuse a reach over so many periodic images that listing them would take all memory.
+
+        Decided from what all ranks share. Of several systems it isn't known here which has how many rows.
+        """
+        turns = torch.where(box.periodic, 2.0 * self.list_cutoff / box.heights + 1.0, 1.0).prod(1)
+        rows = sharded.n_global / self.mesh.size if sharded.n_systems == 1 else 1.0
+        most = float(turns.max())
+        if not most * max(rows, 1.0) <= _MOST_IMAGES:
+            raise InputError(
+                f"the cutoff with the skin, {self.list_cutoff:g} A, reaches over {most:.1e} periodic images of each "
+                f"atom (system {int(turns.argmax())}), more than fit in memory; give a smaller cutoff or skin"
+            )
 
     def _frame(self, sharded: ShardedBatch, box: Box) -> tuple[Frame, list[int]]:
         """Agree on the extent of the rows, on their counts, and that all positions are finite (collective)."""

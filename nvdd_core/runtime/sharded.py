@@ -24,6 +24,17 @@ from nvdd_core.runtime.batch import Batch
 _BLOCK_ROWS = 65_536
 _VERSIONS = itertools.count(1)  # one for the process, so that two batches never share a version
 _CORE = ("positions", "velocities", "numbers", "masses", "system", "ids")
+_FIELD = "\0field "  # no file can hold such a name
+
+
+def row_name(field_name: str) -> str:
+    """Return the name in `ShardedBatch.rows` of a field; it differs where a file has a column called ``ids``, say."""
+    return _FIELD + field_name if field_name in _CORE else field_name
+
+
+def field_name(row_name: str) -> str:
+    """Undo `row_name`."""
+    return row_name.removeprefix(_FIELD)
 
 
 class Contents:
@@ -61,6 +72,8 @@ class ShardedBatch:
         Whether the source had velocities (else they are zero).
     version : int
         Changes when rows change place.
+    extra : tuple of str
+        Names in `rows` of the fields, see `row_name`.
     """
 
     mesh: Mesh
@@ -105,7 +118,7 @@ class ShardedBatch:
     @property
     def fields(self) -> dict[str, torch.Tensor]:
         """Further per-row data by name."""
-        return {name: self.rows[name] for name in self.extra}
+        return {field_name(name): self.rows[name] for name in self.extra}
 
     @property
     def n_owned(self) -> int:
@@ -197,7 +210,8 @@ class ShardedBatch:
         order = torch.argsort(rows["ids"])
         rows = {name: t[order] for name, t in rows.items()}
         core = {name: rows.pop(name) for name in _CORE}
-        return Batch(cell=self.cell.cpu(), pbc=self.pbc.cpu(), fields=rows, **core)
+        fields = {field_name(name): t for name, t in rows.items()}
+        return Batch(cell=self.cell.cpu(), pbc=self.pbc.cpu(), fields=fields, **core)
 
     def gather(self) -> Batch | None:
         """Return the whole batch, ordered by id, on rank 0 and None elsewhere (collective; holds N rows)."""
@@ -217,10 +231,7 @@ def _as_rows(batch: Batch) -> dict[str, torch.Tensor]:
         "system": batch.system,
         "ids": batch.ids,
     }
-    clash = sorted(set(rows) & set(batch.fields))
-    if clash:
-        raise InputError(f"fields {', '.join(clash)} have names that rows carry already; rename them")
-    return {**rows, **batch.fields}
+    return {**rows, **{row_name(name): t for name, t in batch.fields.items()}}
 
 
 def _send_block(

@@ -126,11 +126,17 @@ def test_ghost_depth(rank_pool) -> None:
 
 def _raise(place: str, rank: int) -> None:
     group = mesh()
-    with group_scope(group):
+
+    def migrate(*args: object) -> None:
+        raise ValueError("deliberate failure in migration")
+
+    with group_scope(group), pytest.MonkeyPatch.context() as patch:
+        if place == "migration" and group.rank == rank:
+            patch.setattr("nvdd_core.runtime.domain.reshard_by_destination", migrate)
         evaluate(lambda: Raising(place, rank), [System(*oracle.fcc(3, 3, 3), ALL)], group=group)
 
 
-@pytest.mark.parametrize("place", ["setup", "forward", "backward"])
+@pytest.mark.parametrize("place", ["setup", "forward", "backward", "migration"])
 def test_one_rank_raises(run_ranks, place: str) -> None:
     """O-21: every rank ends with the same type of error, which names rank and cause."""
     from tests._spawn import RankFailure

@@ -40,10 +40,12 @@ class Nvdd:
         """Run in this process, one rank; return the exit code."""
         return main([str(arg) for arg in args])
 
-    def process(self, *args: object, limit: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def process(
+        self, *args: object, limit: float = 120.0, flags: tuple[str, ...] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run as a process of its own."""
         env = {**os.environ, "PYTHONPATH": str(self.plugin), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "nvdd_core.cli.main", *map(str, args)]
+        command = [sys.executable, *flags, "-m", "nvdd_core.cli.main", *map(str, args)]
         return subprocess.run(
             command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=limit
         )

@@ -8,7 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 _PLUGIN = """
+import os
+
 from nvdd_core.plugins import ModelDecl, PluginInfo, Ref, hookimpl
+
+print("noise of the light module")
+os.write(1, b"noise of the light module on the descriptor\\n")
+
 
 @hookimpl
 def nvdd_plugin_info():
@@ -20,8 +26,10 @@ def nvdd_declare_models():
 """
 
 _MODEL = """
+import ctypes
 import os
 import signal
+import sys
 
 import torch
 
@@ -30,12 +38,19 @@ from nvdd_core.runtime import SPEC_MPNN_HALO, SPEC_MPNN_GP
 
 print("noise on standard output")
 os.write(1, b"noise on the descriptor\\n")
+ctypes.CDLL(None).printf(b"noise of C code\\n")
+
+
+class Stop(BaseException):
+    pass
 
 
 def load(*, dtype, device, cutoff=2.5, epsilon=1.0, fail="", on=0):
     if int(os.environ.get("RANK", 0)) == on:
         if fail == "load":
             raise ValueError("cannot load\\nfor a long reason")
+        if fail == "quit":
+            sys.exit("tired")
         if fail == "refuse":
             raise InputError("this model file is not for you")
     return Fake(dtype, device, cutoff, epsilon, fail, on)
@@ -63,6 +78,10 @@ class Fake:
             raise ValueError("forward went wrong")
         if self.fail == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.fail == "exit":
+            sys.exit(0)
+        if self.fail == "stop":
+            raise Stop("enough")
         if self.fail == "blow":
             return {"node_energy": batch.positions[: batch.n_owned].sum(1) * float("nan")}
         r = batch.edge_vectors().square().sum(1)

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import ase
+import ase.io
 import numpy as np
 import pytest
+from ase.constraints import FixAtoms
 
 from .conftest import Nvdd, fcc
 
@@ -103,6 +105,30 @@ def test_options_reach_the_model(nvdd: Nvdd) -> None:
     assert found["energy"] == pytest.approx(2 * ENERGY, abs=1e-8)
 
 
+@pytest.mark.parametrize("flag", ["-O", "-OO"])
+def test_files_are_read_under_optimisation(nvdd: Nvdd, flag: str) -> None:
+    """ASE's reader of extended XYZ takes lines in an assert statement."""
+    path = precise(nvdd, "two.xyz", [fcc(3), fcc(1)])
+    args = ["evaluate", path, "--model", "fake", "--device", "cpu", "--batch", "--json", "-"]
+    done = nvdd.process(*args, flags=(flag,))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["energy"] == pytest.approx([ENERGY, -29.2501954498], abs=1e-9)
+    done = nvdd.process("evaluate", path, "--model", "fake", "--index", "7", flags=(flag,))
+    assert done.returncode == 2
+    assert "could not read system 7 of it: StopIteration" in done.stderr
+
+
+def test_constraints_are_told(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    atoms = fcc(1)
+    atoms.set_constraint(FixAtoms([0]))
+    ase.io.write(nvdd.folder / "held.traj", atoms)
+    assert nvdd.here("evaluate", "held.traj", "--model", "fake", "--device", "cpu") == 0
+    assert "forces are without the constraints of the structure file (FixAtoms)" in capfd.readouterr().err
+    assert nvdd.here("run", "held.traj", "--model", "fake", "--device", "cpu", "--steps", "1") == 2
+    assert "it holds constraints (FixAtoms), which nvdd run does not apply" in capfd.readouterr().err
+    assert not (nvdd.folder / "runs").exists()
+
+
 def test_two_ranks_write_json_alone(nvdd: Nvdd) -> None:
     path = precise(nvdd, "a.xyz", fcc(3))
     one = report(nvdd, path, "--model", "fake")
@@ -110,6 +136,8 @@ def test_two_ranks_write_json_alone(nvdd: Nvdd) -> None:
     assert done.returncode == 0, done.stderr
     two = json.loads(done.stdout)  # the plugin's own noise went elsewhere
     assert "noise on the descriptor" in done.stderr
+    assert "noise of the light module on the descriptor" in done.stderr
+    assert "noise of C code" in done.stderr
     assert two["energy"] == pytest.approx(one["energy"], abs=1e-9)
     assert np.abs(np.array(two["forces"]) - np.array(one["forces"])).max() < 1e-9
     assert np.abs(np.array(two["stress"]) - np.array(one["stress"])).max() < 1e-9
@@ -131,6 +159,9 @@ def test_json_alone_on_standard_output_of_one_rank(nvdd: Nvdd, capfd: pytest.Cap
         ("refuse", 2, "rank 1: this model file is not for you"),
         ("forward", 1, "rank 1: ValueError: forward went wrong"),
         ("kill", 1, "rank 1 was killed by signal 9 (SIGKILL)"),
+        ("exit", 1, "rank 1: a plugin or library wanted to end the process: SystemExit(0)"),
+        ("quit", 1, "rank 1: a plugin or library wanted to end the process: SystemExit('tired')"),
+        ("stop", 1, "rank 1: a plugin or library wanted to end the process: Stop('enough')"),
     ],
 )
 def test_one_rank_fails(nvdd: Nvdd, how: str, code: int, said: str) -> None:
@@ -138,7 +169,7 @@ def test_one_rank_fails(nvdd: Nvdd, how: str, code: int, said: str) -> None:
     options = ["--option", f"fail={how}", "--option", "on=1"]
     done = nvdd.process("evaluate", path, "--model", "fake", "--ranks", "2", "--json", "out.json", *options)
     assert done.returncode == code
-    errors = [line for line in done.stderr.splitlines() if line]
+    errors = [line for line in done.stderr.splitlines() if line and "noise" not in line]
     assert len(errors) == 1, done.stderr
     assert said in errors[0]
     assert not (nvdd.folder / "out.json").exists()
@@ -166,6 +197,15 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     (["carbon.xyz", "--model", "fake"], 2, "atom 5 is not argon"),
     (["open.xyz", "--model", "fake", "--stress"], 2, "has no volume"),
     (["flat.xyz", "--model", "fake"], 2, "system 0: the cell is singular along its periodic axes [0, 1, 2]"),
+    (
+        ["a.xyz", "--model", "fake", "--option", "dtype=float32"],
+        2,
+        "'dtype' is no option of a model; give --dtype",
+    ),
+    (["a.xyz", "--model", "fake", "--option", "cutoff=1e300"], 2, "neighbour lists reach up to"),
+    (["a.xyz", "--model", "fake", "--option", "cutoff=1e5"], 2, "periodic images of each atom (system 0)"),
+    (["a.xyz", "--model", "fake", "--ranks", "1000000"], 2, "more than this machine can start"),
+    (["a.xyz", "--model", "fake", "--option", "fail=exit"], 1, "wanted to end the process: SystemExit(0)"),
     (["a.xyz", "--model", "fake", "--option", "fail=load"], 1, "ValueError: cannot load"),
     (["a.xyz", "--model", "fake", "--option", "fail=blow"], 1, "not finite"),
     (["a.xyz", "--model", "fake", "--device", "cuda"], 2, "GPU"),

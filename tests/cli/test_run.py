@@ -301,6 +301,19 @@ def test_restarts_that_are_refused(
     assert {path.name: path.read_bytes() for path in (nvdd.folder / "out").iterdir()} == before
 
 
+def test_wide_systems_and_unread_velocities_are_told(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    wide = ase.Atoms("Ar2", positions=[[0, 0, 0], [1.1, 0, 0]], cell=[2e4, 10, 10], pbc=[True, True, False])
+    wide.set_array("velocities", np.ones((2, 3)))
+    ase.io.write(nvdd.folder / "wide.xyz", wide, format="extxyz")
+    args = ["--structure", "wide.xyz", *QUICK, "--steps", 1, "--overwrite"]
+    assert nvdd.here("run", *args, "--dtype", "float32") == 0
+    said = capfd.readouterr().err
+    assert "float32 coordinates are 0.001 A apart in a system 2e+04 A wide" in said
+    assert "velocities is taken for data" in said
+    assert nvdd.here("run", *args) == 0
+    assert "float32" not in capfd.readouterr().err
+
+
 def test_speed() -> None:
     assert ns_per_day(100.0, 2.0) == pytest.approx(17.28)
 

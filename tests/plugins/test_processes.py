@@ -30,7 +30,8 @@ def tell(f):
     else: print('accepted')
 tell(lambda: Ref('nonsense'))
 tell(lambda: ModelDecl('Bad Name', Ref('a:b')))
-for name in ('importerror', 'systemexit', 'syntaxerror', 'noattribute', 'stale', 'new', 'garbage', 'old', 'nobody'):
+for name in ('importerror', 'systemexit', 'syntaxerror', 'noattribute', 'stale', 'new', 'garbage',
+             'zero', 'none', 'old', 'nobody'):
     tell(lambda: PluginManager().model(name))
 """
 
@@ -192,8 +193,10 @@ def test_refusals_are_the_same_under_optimisation(fakes: Fakes) -> None:
     fakes.add("old", good("old"), requires=("nvdd-core<0.0.1",))
     fakes.add("new", good("new", api=999))
     fakes.add("garbage", good("garbage", api="'one'"))
+    fakes.add("zero", good("zero", api=0))
+    fakes.add("none", good("none").replace("nvdd_plugin_info", "unrelated"))
     plain, *optimised = (fakes.python(REFUSALS, flags=flags) for flags in ((), ("-O",), ("-OO",)))
-    assert plain.stdout.count("PluginUnusableError") == 8, plain.stdout + plain.stderr
+    assert plain.stdout.count("PluginUnusableError") == 10, plain.stdout + plain.stderr
     assert plain.stdout.count("PluginNotFoundError") == 1
     assert plain.stdout.count("PluginValidationError") == 2
     for done in optimised:

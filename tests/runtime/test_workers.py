@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from nvdd_core.comm import Mesh
-from nvdd_core.errors import DistributedError, InputError, RankLostError
+from nvdd_core.errors import DistributedError, InputError, PeerError, RankLostError
 from nvdd_core.runtime.workers import WorkerPool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ def test_killed_rank(no_orphans: Callable[[], list[int]]) -> None:
 
 
 def test_rank_that_exits(no_orphans: Callable[[], list[int]]) -> None:
-    with WorkerPool(2) as pool, pytest.raises(SystemExit):
+    with WorkerPool(2) as pool, pytest.raises(PeerError, match="rank 1: SystemExit: 3"):
         pool.run(leave, timeout_s=60)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -97,6 +98,7 @@ def test_coefficients_vanish_at_the_cutoff():
         ({"shift": 1}, "none, energy, force"),
         ({"epsilon.ar": 1}, r"'ar', which is no element's symbol .did you mean Ar"),
         ({"epsilon.": 1}, "names 0 elements"),
+        ({"sigma": 1e200}, r"sigma = 1e\+200 is too large; give a number \(Angstrom\) up to 1e\+15"),
         ({"epsilon.Ar-Kr-Xe": 1}, "names 3 elements"),
         ({"epsilon.Ar-Kr": 1, "epsilon.Kr-Ar": 2}, "given twice"),
         ({"sigma.Cu": 2.3}, r"Cu is named in the options but has no epsilon; give --option epsilon\.Cu"),
@@ -116,3 +118,19 @@ def test_warp_is_quiet():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == ""
     assert done.stderr == "after\n"
+
+
+def test_kernels_go_to_a_temporary_folder_where_the_usual_one_cannot_be_used(tmp_path):
+    code = (
+        "import torch, warp as wp; from nvdd_lj.start import start_warp; start_warp();"
+        "print(wp.config.kernel_cache_dir)"
+    )
+    names = ("WARP_CACHE_PATH", "XDG_CACHE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+    env |= {"HOME": os.devnull, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.startswith(str(tmp_path / "nvdd-warp-"))
+    (note,) = done.stderr.splitlines()
+    assert "lj: /dev/null/.cache/warp can't be written to" in note
+    (folder,) = tmp_path.glob("nvdd-warp-*")
+    assert folder.stat().st_mode & 0o077 == 0

@@ -41,6 +41,7 @@ CUTOFF_IN_SIGMA = 2.5
 LARGEST_NUMBER = len(chemical_symbols) - 1
 
 _QUANTITIES = ("epsilon", "sigma")
+_LARGEST = 1e15  # whose square float32 still holds
 _UNITS = {"epsilon": "eV", "sigma": "Angstrom", "cutoff": "Angstrom"}
 
 Table = npt.NDArray[np.float64]
@@ -244,6 +245,8 @@ def _number(key: str, value: object) -> float:
         raise InputError(f"lj: option {key} = {value!r} is not {wanted}") from None
     if not math.isfinite(number):
         raise InputError(f"lj: option {key} = {value!r} is not finite; give {wanted}")
+    if abs(number) > _LARGEST:
+        raise InputError(f"lj: option {key} = {value!r} is too large; give {wanted} up to {_LARGEST:g}")
     return number
 
 

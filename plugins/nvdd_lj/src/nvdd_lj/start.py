@@ -7,6 +7,7 @@ Layer: plugin.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import warp as wp
 if sys.platform != "win32":
     import fcntl
 
+_LOG = logging.getLogger("nvdd.plugins")
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 
 
@@ -30,6 +32,7 @@ def start_warp() -> None:
     """Initialise Warp once per process, without its banner."""
     if wp.config.log_level == wp.LOG_INFO:
         wp.config.log_level = wp.LOG_WARNING
+    _find_cache()
     if torch.cuda.is_available():
         wp.init()
     else:
@@ -80,6 +83,38 @@ def one_process_compiles() -> Iterator[None]:
             yield
         finally:
             fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _find_cache() -> None:
+    """Let Warp keep compiled kernels in a temporary folder where its own can't be written to.
+
+    Warp settles on its folder while it starts, and fails there without one; a container without a home is a
+    common place for that.
+    """
+    caches = (
+        "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    )
+    usual = os.environ.get("WARP_CACHE_PATH") or os.path.join(os.path.expanduser(caches), "warp")
+    if wp.config.kernel_cache_dir is not None or _can_write(Path(usual)):
+        return
+    # one folder a user: others may not write to it, so that nobody runs a kernel that another one put there
+    own = Path(tempfile.gettempdir()) / f"nvdd-warp-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.is_symlink() or (hasattr(os, "getuid") and own.stat().st_uid != os.getuid()):
+        own = Path(tempfile.mkdtemp(prefix="nvdd-warp-"))
+    wp.config.kernel_cache_dir = str(own)
+    if os.environ.get("RANK", "0") == "0":
+        _LOG.warning("lj: %s can't be written to, so compiled kernels go to %s", usual, own)
+
+
+def _can_write(folder: Path) -> bool:
+    """Tell whether a folder, which may not be there yet, can hold files of ours."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 _streams: dict[int, Any] = {}
