@@ -35,7 +35,8 @@ from nvdd_core.dynamics.observables import degrees_of_freedom, kinetic_energy, p
 from nvdd_core.dynamics.state import MDState
 from nvdd_core.dynamics.units import GPA_PER_EV_A3
 from nvdd_core.errors import InputError
-from nvdd_core.runtime.distributed_model import DistributedModel, Partial
+from nvdd_core.runtime.distributed_model import DistributedModel
+from nvdd_core.runtime.outputs import Partial
 from nvdd_core.runtime.sharded import ShardedBatch
 
 _FORCES = frozenset({"forces"})

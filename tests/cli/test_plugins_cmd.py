@@ -409,7 +409,8 @@ def test_exit_codes_of_commands_pass(fake_command, capsys: pytest.CaptureFixture
 def test_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugin"]) == 2
     err = capsys.readouterr().err
-    assert "No such command 'plugin'. Did you mean 'plugins'? Commands: run, evaluate, validate, models, plugins, " in err
+    assert "No such command 'plugin'. Did you mean 'plugins'?" in err
+    assert "Commands: run, evaluate, validate, models, plugins, adapters, new-plugin" in err
     assert main(["plugins", "--nonsense"]) == 2
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"nvdd {nvdd_core.__version__}\n"
