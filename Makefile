@@ -83,5 +83,5 @@ bench: $(BENCH_STAMP)
 	$(BIN)/python -m benchmarks.bench
 
 clean:
-	rm -rf $(VENV) .venv-plugins docs/_build runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-plugins docs/_build docs/reference docs/project runs build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -52,10 +52,12 @@ class _Table:
             keys = patch.keys()
             for key in keys:
                 for claim in self._claims.get(key, ()):
-                    if claim.owner == owner and claim.adapter == adapter and set(claim.keys) & set(keys):
+                    same = claim.owner == owner and claim.adapter == adapter
+                    if same and set(keys) <= set(claim.keys):
                         claim.users += 1
                         return claim
-                    if claim.owner != owner or not (adapter.stacks and claim.adapter.stacks):
+                    # An equal adapter that has other targets as well can neither be shared nor made twice.
+                    if same or claim.owner != owner or not (adapter.stacks and claim.adapter.stacks):
                         raise _conflict(owner, adapter, claim)
             patch.apply()
             claim = _Claim(owner, adapter, patch, keys)

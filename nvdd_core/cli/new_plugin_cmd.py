@@ -28,7 +28,7 @@ _AUTHOR: Final = re.compile(r"(?P<name>[^<>,]*?)\s*(<(?P<email>[^<>\s@]+@[^<>\s@
 _INSTALL: Final = "pip install 'nvdd-core[author]'"
 
 
-@click.command("new-plugin", short_help="Start a plugin of your own from the template.")
+@click.command("new-plugin", short_help="Start a plugin of your own.")
 @click.argument("name")
 @click.option(
     "--output",

@@ -39,9 +39,7 @@ class ValidateJob:
     as_json: bool
 
 
-@click.command(
-    "validate", short_help="Compare a model on several ranks with one process, and say what is wrong."
-)
+@click.command("validate", short_help="Compare ranks with one process; say what is wrong.")
 @click.argument("model")
 @click.argument("structure", type=click.Path(path_type=Path))
 @click.option("--ranks", type=int, default=2, show_default=True, metavar="N", help="Processes, started here.")

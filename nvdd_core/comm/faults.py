@@ -49,7 +49,9 @@ class Fault:
             else f"rank {self.rank}: {self.message}"
         )
         known = {**vars(builtins), **vars(errors)}.get(self.type)
-        if isinstance(known, type) and issubclass(known, (Exception, KeyboardInterrupt)):  # SystemExit would end us
+        if isinstance(known, type) and issubclass(
+            known, (Exception, KeyboardInterrupt)
+        ):  # SystemExit would end us
             try:
                 return known(text)
             except TypeError:  # a type that wants more than a message, UnicodeDecodeError for one

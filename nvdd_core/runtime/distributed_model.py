@@ -13,7 +13,8 @@ Layer: runtime.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -59,6 +60,11 @@ def _served(spec: MLIPSpec) -> MLIPSpec:
             f"the model's spec asks for {type(distribution.storage).__name__}; only HaloStorage is served so far"
         )
     return spec
+
+
+def _tied(named: Mapping[str, torch.Tensor], tie: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return real tensors with `tie`, which is zero, in their graphs."""
+    return {name: t + tie.to(t.dtype) if t.is_floating_point() else t for name, t in named.items()}
 
 
 def _detached(t: torch.Tensor | None) -> torch.Tensor | None:
@@ -290,10 +296,13 @@ class DistributedModel:
                 rows = self._rows(out, ("forces", "node_energy", "node_virial"))
                 energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
                 extra = self._extra(out, wanted)
+                virial = out.get("virial")
+                if virial is not None:
+                    virial = results.system_share("stress", virial, self.spec, domain.plan)
         return Partial(
             energy,
             rows.get("forces"),
-            out.get("virial"),
+            virial,
             rows.get("node_energy"),
             rows.get("node_virial"),
             extra,
@@ -333,12 +342,18 @@ class DistributedModel:
                 rows = self._rows(out, ("node_energy", "node_virial"))
                 energy = self._energy(out, rows, sharded)
                 extra = self._extra(out, wanted)
+                # A rank whose rows see no ghost must take part in every reverse exchange all the same, and, where
+                # the graph is kept, in those of the second derivative: squares of no entries have one.
+                nothing = [t.reshape(-1)[:0] for t in (local, *exchanged)]
+                if keep_graph:
+                    tie = torch.stack([t.square().sum().to(local.dtype) for t in nothing]).sum()
+                    energy = energy + tie
+                    rows, extra = _tied(rows, tie), _tied(extra, tie)
             partial = Partial(energy, None, None, rows.get("node_energy"), rows.get("node_virial"), extra)
             if not derive:
                 return partial
             with self.timer.phase("model"):
-                # A rank whose rows see no ghost must take part in every reverse exchange all the same.
-                total = energy.sum() + sum(t.reshape(-1)[:0].sum() for t in (local, *exchanged))
+                total = energy.sum() + (0.0 if keep_graph else sum(t.sum() for t in nothing))
                 grads = torch.autograd.grad(total, targets, allow_unused=True, create_graph=keep_graph)
             forces = torch.zeros_like(owned) if grads[0] is None else grads[0].neg()
             virial = None
@@ -350,8 +365,9 @@ class DistributedModel:
         """Evaluate and keep the graph, for gradients of a loss with respect to parameters or positions (collective).
 
         Each rank computes its own share of the loss: sums over its owned rows, and terms of the systems' energies
-        and stresses, which every rank has in full, on one rank only. It then differentiates its share, all ranks
-        together; gradients with respect to parameters are summed over ranks afterwards. The domain must be current.
+        and stresses, which every rank has in full, on one rank only, times zero on the others: their adjoints are
+        sums over ranks. It then differentiates its share, all ranks together; gradients with respect to parameters
+        are summed over ranks afterwards. The domain must be current.
 
         Raises
         ------
@@ -364,10 +380,7 @@ class DistributedModel:
             raise InputError(
                 "this model computes forces itself (ForceStrategy.DIRECT): they have no graph to keep"
             )
-        if (
-            not self.is_current(sharded)
-            or self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] != 0.0
-        ):
+        if not self.is_current(sharded) or not self._unmoved(sharded):
             raise InputError(
                 "the rows have moved since the last evaluation: evaluate once, then call differentiable"
             )
@@ -411,17 +424,21 @@ class DistributedModel:
     def _local_batch(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
     ) -> LocalBatch:
-        domain, system = self.domain, self.domain.system
-        if current_dd_context().exchanges and self.spec.dispatch_rules.scatter is not ScatterMode.LOCAL:
-            local = ShardTensor.wrap(
-                local,
-                spec=self.spec,
-                meta=self._halo,
-                config=self._halo_config,
-                n_systems=sharded.n_systems,
-                kind=RowKind.LOCAL,
-            )
-            system = ShardTensor.promote(system, like=local, kind=RowKind.LOCAL)
+        domain, system, context = self.domain, self.domain.system, current_dd_context()
+        rules = self.spec.dispatch_rules
+        wrap = functools.partial(
+            ShardTensor.wrap,
+            spec=self.spec,
+            meta=self._halo,
+            config=self._halo_config,
+            n_systems=sharded.n_systems,
+            kind=RowKind.LOCAL,
+        )
+        scatters = context.exchanges and rules.scatter is not ScatterMode.LOCAL
+        if scatters:
+            local = wrap(local)
+        if scatters or (context.is_distributed and rules.system_reductions):
+            system = wrap(system)
         return LocalBatch(
             positions=local,
             cell=cell,
@@ -461,7 +478,7 @@ class DistributedModel:
         """Return this rank's share of every system's energy, float64 (S,)."""
         if "node_energy" in rows:
             return self._by_system(rows["node_energy"], sharded)
-        return results.energy_share(out["energy"], self.spec, self.domain.plan)
+        return results.system_share("energy", out["energy"], self.spec, self.domain.plan)
 
     def _by_system(self, node_energy: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
         """Sum energies of owned rows by system, in float64 (S,)."""

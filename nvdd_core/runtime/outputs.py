@@ -171,13 +171,13 @@ def combine(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> t
     return value
 
 
-def energy_share(value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
-    """Return this rank's share (S,) of energies that the model gave per system.
+def system_share(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
+    """Return this rank's share (S, ...), float64, of what the model gave per system.
 
-    An energy that is complete on every rank counts once, on rank 0: then the sums over ranks inside the model, whose
-    adjoints are sums over ranks too, give every rank its derivative.
+    A value that is complete on every rank counts once, on rank 0. Of an energy, the sums over ranks inside the model,
+    whose adjoints are sums over ranks too, then give every rank its derivative.
     """
     value = value.double()
-    if spec.output("energy").combined is Reduce.OWNED_ONLY and plan.mesh.rank > 0:
+    if spec.output(name).combined is Reduce.OWNED_ONLY and plan.mesh.rank > 0:
         return value * 0.0
     return value

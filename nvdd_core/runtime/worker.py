@@ -9,6 +9,7 @@ Layer: runtime.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -95,7 +96,8 @@ def main(pipe: Connection) -> int:
                 raise RuntimeError(f"a pool sent {type(call).__name__}")
             pipe.send_bytes(pickle.dumps(Done(_perform(call, mesh))))
     except BaseException as exc:
-        pipe.send_bytes(pickle.dumps(Failed.of(setup.rank, exc)))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+            pipe.send_bytes(pickle.dumps(Failed.of(setup.rank, exc)))
         return 1
     mesh.close()
     return 0

@@ -12,6 +12,7 @@ Layer: runtime.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import pickle
 import signal
@@ -111,7 +112,9 @@ class WorkerPool:
         limit = self.timeout_s if timeout_s is None else timeout_s
         try:
             for pipe in self._pipes:
-                pipe.send_bytes(call)
+                # a rank that has ended: `_collect` says how
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    pipe.send_bytes(call)
             answers = self._collect(limit)
         except BaseException:
             self.close()

@@ -33,15 +33,20 @@ Snapshot = dict[str, dict[str, object]]
 def attributes(adapter: Any, root: torch.nn.Module | None = None) -> Snapshot:
     """Return every attribute that an adapter could have changed.
 
-    Those of all loaded modules, of the classes in the target's own package, and of `root` and its submodules.
+    Those of the target's own package and of its classes, the functions and classes that any other module but nvdd's
+    own holds, and what `root` and its submodules have.
     Values are held, so identity can be compared later.
     """
     top = re.split(r"[.:]", _target(adapter), maxsplit=1)[0]
     found: Snapshot = {}
     for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == "nvdd_core" != top:  # its own tables change as it works
+            continue
         names = dict(getattr(module, "__dict__", {}))  # there may be None or an odd object in sys.modules
-        found[name] = names
-        if name.partition(".")[0] == top:
+        own = name.partition(".")[0] == top
+        # elsewhere only code counts: counters and caches of other packages change at any time
+        found[name] = names if own else {n: v for n, v in names.items() if callable(v)}
+        if own:
             for value in names.values():
                 if isinstance(value, type):
                     found[f"{value.__module__}.{value.__qualname__}"] = dict(vars(value))

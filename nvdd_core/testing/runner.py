@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 import nvdd_core
-from nvdd_core.errors import NvddError
+from nvdd_core.errors import InputError, NvddError
 from nvdd_core.plugins import PluginStatus, default_manager
 from nvdd_core.plugins.report import table
 from nvdd_core.testing.base import Conformance, override_reasons, standard_tests
@@ -125,9 +125,14 @@ def subjects(
     Raises
     ------
     NvddError
-        When there is no such plugin.
+        When there is no such plugin, or it has no such model.
     """
     (record, *_) = default_manager().named(plugin)
+    names = [row.decl.name for row in record.models]
+    if unknown := [name for name in models if name not in names]:
+        raise InputError(
+            f"plugin '{plugin}' has no model '{unknown[0]}'; its models: {', '.join(names) or 'none'}"
+        )
     rows = [row for row in record.models if not models or row.decl.name in models]
     found: dict[str, type[Conformance]] = {}
     for row in rows:

@@ -41,7 +41,7 @@ from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.text import next_action, warning
 
 MAX_EVALUATIONS = 8
-"""Runs on ranks, the first one included."""
+"""Runs on ranks until the search for a spec ends, the first one included."""
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _REACHES = (1.5, 2.5)
@@ -149,7 +149,7 @@ class _Session:
 
         Raises
         ------
-        InputError
+        InputError, NumericalError
             What is wrong with the input is the caller's to mend.
         """
         try:

@@ -114,11 +114,23 @@ def observe(mesh: Mesh, request: Request) -> Observation:
         out = _evaluate(evaluator, sharded, request, found)
         _keep_outputs(found, out, evaluator.spec)
         found.gradients = gradients(evaluator, sharded, wanted_outputs(model, request.batch))
-    except BaseException:
+    except BaseException as exc:
         if request.folder:
-            Path(request.folder, f"{mesh.rank}.pickle").write_bytes(pickle.dumps(found))
+            _leave_behind(found, Path(request.folder, f"{mesh.rank}.pickle"), exc)
         raise
     return found
+
+
+def _leave_behind(found: Observation, path: Path, exc: BaseException) -> None:
+    """Write what was found so far; a rank that is ended meanwhile leaves no half file, and `exc` goes first."""
+    try:
+        data = pickle.dumps(found)
+    except Exception as other:  # a spec may hold code without a name
+        exc.add_note(f"what was recorded can't be handed back: {type(other).__name__}: {other}")
+        return
+    part = path.with_suffix(".part")
+    part.write_bytes(data)
+    part.replace(path)
 
 
 def wanted_outputs(model: Model, batch: Batch) -> frozenset[str]:

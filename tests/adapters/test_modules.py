@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nvdd_core.adapters import AdapterRegistry, ModuleHookAdapter
-from nvdd_core.errors import AdapterError, SpecError
+from nvdd_core.errors import AdapterConflictError, AdapterError, SpecError
 from tests.adapters.foreign import Net
 from tests.adapters.replacements import add_one, double_input
 
@@ -66,6 +66,18 @@ def test_one_owner_stacks_hooks() -> None:
         with AdapterRegistry([one], root=net):  # shared
             torch.testing.assert_close(net.embed(x), 2 * plain + 1)
     assert hooks(net) == {}
+
+
+def test_an_equal_adapter_with_other_modules_is_no_shared_one() -> None:
+    part = torch.nn.Linear(2, 2)
+    one, other = (torch.nn.Sequential(part, torch.nn.Linear(2, 2)) for _ in range(2))
+    adapter = ModuleHookAdapter(":Linear", after=add_one)
+    with AdapterRegistry([adapter], root=one):
+        with pytest.raises(AdapterConflictError):
+            AdapterRegistry([adapter], root=other).install()
+        with AdapterRegistry([adapter], root=part):  # part of what is hooked
+            assert hooks(one) == {"0": 1, "1": 1}
+    assert hooks(one) == hooks(other) == {}
 
 
 def test_a_replaced_submodule_is_found_again() -> None:

@@ -101,10 +101,12 @@ def test_a_stale_block_is_rewritten(tmp_path: Path) -> None:
 
 def test_samples_were_written() -> None:
     for block in BLOCKS:
-        assert block.body.startswith(("```text\n$ ", "```python\n", "```toml\n")), (
+        assert block.body.startswith(("```text\n$ ", "```python\n", "```toml\n", "```diff\n")), (
             f"{block.path}:{block.line}"
         )
-        assert "error:" not in block.body, f"{block.path}:{block.line}"
+        if block.kind != "step":  # a step may show what is refused; its session is played by test_sessions
+            assert "nvdd: error:" not in block.body, f"{block.path}:{block.line}"
+        assert not re.search(r"^\d+ failed", block.body, re.MULTILINE), f"{block.path}:{block.line}"
 
 
 # -- links and text --

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -124,10 +125,18 @@ def test_installed_example_is_found_and_runs(folder: str, tmp_path: Path) -> Non
         timeout=120,
     )
     (tmp_path / "x.xyz").write_text("2\npbc=F\nAr 0 0 0\nAr 0 0 1.2\n")
-    import os
-
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     code = "import sys; from nvdd_core.cli.main import main; sys.exit(main())"
+    kit = subprocess.run(
+        [sys.executable, "-m", "nvdd_core.testing", folder, "--quick"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert kit.returncode == 0, kit.stdout + kit.stderr
     for args in (("plugins", "check", folder), ("evaluate", "x.xyz", "--model", folder, "--ranks", "2")):
         done = subprocess.run(
             [sys.executable, "-c", code, *args],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from nvdd_core.runtime import (
     MLIPSpec,
     autograd_target,
     system_sum,
+    to_local,
 )
 from nvdd_core.spec import (
     DistributionSpec,
@@ -172,6 +174,58 @@ def test_outputs_of_a_models_own(strategy: StrategyKind, rank_pool: Any) -> None
                 assert np.array_equal(found["share"][: len(POS)], degree)
 
 
+class ByTag(Toy2):
+    """Sums rows into systems by ``index_add`` on ``batch.system`` and goes on with the sums."""
+
+    def __init__(self, scatter: ScatterMode) -> None:
+        super().__init__()
+        self.scatter = scatter
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        storage = HaloStorage(scatter=self.scatter)
+        return SPEC_MPNN_HALO | MLIPSpec(
+            distribution=DistributionSpec(strategy=strategy, storage=storage, system_reductions=True)
+        )
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        rows = self.node_energy(batch)
+        total = rows.new_zeros(batch.n_systems).index_add(0, batch.system, rows)
+        return {"node_energy": rows * to_local(total)[to_local(batch.system)]}
+
+
+class OwnStress(OwnForces):
+    """Gives a virial that is complete on every rank, and says so."""
+
+    outputs = frozenset({"energy", "forces", "stress", "node_energy"})
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        stress = OutputSpec(OutputKind.PER_GRAPH, Reduce.OWNED_ONLY)
+        return super().distribution_spec(strategy) | MLIPSpec(outputs={"stress": stress})
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        return {**super().forward(batch), "virial": 2.0 * batch.cell}
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("scatter", [ScatterMode.LOCAL, ScatterMode.REFRESH])
+def test_declared_system_reductions_hold_in_every_mode(
+    scatter: ScatterMode, strategy: StrategyKind, rank_pool: Any
+) -> None:
+    wanted = {"energy", "forces", "stress"}
+    make = partial(ByTag, scatter)
+    right = run(make, [CRYSTAL, OTHER], StrategyKind.HALO, wanted)
+    for found in rank_pool(2).run(run, make, [CRYSTAL, OTHER], strategy, wanted):
+        for name, value in right.items():
+            assert np.abs(found[name] - value).max() < 1e-9, name
+
+
+def test_a_complete_virial_counts_once(rank_pool: Any) -> None:
+    wanted = {"energy", "forces", "stress"}
+    right = run(OwnStress, [CRYSTAL], StrategyKind.HALO, wanted)
+    for found in rank_pool(2).run(run, OwnStress, [CRYSTAL], StrategyKind.HALO, wanted):
+        assert np.abs(found["stress"] - right["stress"]).max() < 1e-12
+
+
 def test_undeclared_output_is_refused() -> None:
     with pytest.raises(SpecError, match=r"undeclared.*OutputSpec"):
         run(Extras, [CRYSTAL], StrategyKind.HALO, {"undeclared"})
@@ -259,3 +313,51 @@ def test_differentiable_wants_a_current_domain() -> None:
     sharded = share([CRYSTAL], mesh())
     with pytest.raises(InputError, match="evaluate once"):
         DistributedModel(Toy2()).differentiable(sharded)
+
+
+class Shortcut(Toy2):
+    """A pair model that leaves positions out of the graph on a rank without edges."""
+
+    layers = 1
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        _, receiver = batch.edge_index
+        rows = batch.positions.new_zeros(batch.n_owned)
+        if len(receiver):
+            near = torch.relu(1.0 - batch.edge_vectors().square().sum(1) / self.cutoff**2)
+            rows = rows.index_add(0, receiver, near**3)
+        return {"node_energy": rows}
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        return SPEC_MPNN_HALO | LOCAL
+
+
+def shortcut_gradients() -> dict[str, np.ndarray]:
+    """Gradients of losses on rows, forces and the energy where one rank has no edge."""
+    group = mesh()
+    pos = np.array([[0.0, 0.0, 0.0], [1.5, 0.0, 0.0], [0.0, 1.4, 0.3], [40.0, 0.0, 0.0]])
+    sharded = share([System(pos, np.zeros((3, 3)), (False,) * 3)], group)
+    distributed = DistributedModel(Shortcut(), DomainConfig(grid_dims=(group.size, 1, 1)), group)
+    distributed(sharded)
+    positions = sharded.positions.detach().clone().requires_grad_(True)
+    sharded.rows["positions"] = positions
+    out = distributed.differentiable(sharded, {"forces", "node_energy"})
+    keyed = torch.sin(1.0 + sharded.ids.double())
+    losses = {
+        "node_energy": (keyed * out.node_energy).sum(),
+        "forces": (keyed[:, None] * out.forces**2).sum(),
+        "energy": out.energy.sum() ** 2 * float(group.rank == 0),
+    }
+    found = {}
+    for name, loss in losses.items():
+        (gradient,) = torch.autograd.grad(loss, [positions], retain_graph=True)
+        found[name] = collect(gradient, sharded.ids, sharded.n_global, group)
+    return found
+
+
+def test_a_rank_without_edges_takes_part_in_every_derivative(rank_pool: Any) -> None:
+    right = shortcut_gradients()
+    for found in rank_pool(2).run(shortcut_gradients, timeout=30):
+        for name, value in right.items():
+            assert np.abs(value).max() > 1e-3
+            assert np.abs(found[name] - value).max() < 1e-10, name

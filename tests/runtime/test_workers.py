@@ -50,6 +50,19 @@ def environment(mesh: Mesh) -> tuple[str | None, int]:
     return os.environ.get("RANK"), mesh.size
 
 
+def process_id(mesh: Mesh) -> int:
+    return os.getpid()
+
+
+def test_a_rank_that_dies_between_calls_is_named() -> None:
+    with WorkerPool(2) as pool:
+        os.kill(pool.run(process_id)[1], signal.SIGKILL)
+        time.sleep(0.2)
+        with pytest.raises(RankLostError, match=r"rank 1.*SIGKILL"):
+            pool.run(total, 1.0)
+        assert not pool.is_open
+
+
 def test_results_come_in_rank_order_and_the_pool_stays(no_orphans: Callable[[], list[int]]) -> None:
     with WorkerPool(3) as pool:
         assert pool.run(total, 2.0) == [12.0] * 3

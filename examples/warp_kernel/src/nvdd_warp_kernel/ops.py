@@ -48,8 +48,9 @@ def _launch(kernel: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     """Run a kernel over edges, on torch's device and stream."""
     wp.init()  # does nothing from the second time on
     arrays = [wp.from_torch(t.detach().contiguous(), requires_grad=False) for t in (*inputs, *outputs)]
-    device = wp.device_from_torch(outputs[0].device)
-    stream = wp.stream_from_torch(torch.cuda.current_stream()) if device.is_cuda else None
+    place = outputs[0].device
+    device = wp.device_from_torch(place)
+    stream = wp.stream_from_torch(torch.cuda.current_stream(place)) if device.is_cuda else None
     wp.launch(kernel, dim=inputs[1].shape[0], inputs=arrays, device=device, stream=stream)
 
 
