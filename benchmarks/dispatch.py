@@ -1,7 +1,7 @@
 """Cost of an operation on a ShardTensor over one on a plain tensor.
 
-``python -m benchmarks.dispatch`` prints microseconds an operation: for operations that no handler takes, and for a toy
-layer of ten operations on 100 rows, two of them handled (an allocation and a scatter). Layer: none (a script beside the package).
+``python -m benchmarks.dispatch`` prints microseconds an operation: for operations that no handler takes, and for a
+toy layer of ten operations on 100 rows, two of them handled (an allocation and a scatter). Layer: none (a script beside the package).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main() -> None:
         once = min(timeit.repeat(lambda: [call(t) for call in calls], number=500, repeat=7)) / 500
         return 1e6 * once / count
 
-    for name, calls, count in (("unhandled operations", ops, len(ops)), ("layer of ten", [layer], 10)):
+    whole: list[Callable[[torch.Tensor], Any]] = [layer]
+    for name, calls, count in (("unhandled operations", ops, len(ops)), ("layer of ten", whole, 10)):
         before, after = cost(calls, count, plain), cost(calls, count, wrapped)
         print(
             f"{name}: plain {before:.2f} us, ShardTensor {after:.2f} us, {after - before:.2f} us more an operation"
