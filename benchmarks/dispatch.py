@@ -1,7 +1,8 @@
 """Cost of an operation on a ShardTensor over one on a plain tensor.
 
 ``python -m benchmarks.dispatch`` prints microseconds an operation: for operations that no handler takes, and for a
-toy layer of ten operations on 100 rows, two of them handled (an allocation and a scatter). Layer: none (a script beside the package).
+toy layer of ten operations on 100 rows, two of them handled (an allocation and a scatter).
+Layer: none (a script beside the package).
 """
 
 from __future__ import annotations

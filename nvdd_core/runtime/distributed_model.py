@@ -369,6 +369,9 @@ class DistributedModel:
         sums over ranks. It then differentiates its share, all ranks together; gradients with respect to parameters
         are summed over ranks afterwards. The domain must be current.
 
+        Layers that exchange must not be under ``torch.utils.checkpoint`` here: they would run again while the loss is
+        differentiated, when the evaluation is over and nothing refreshes ghosts.
+
         Raises
         ------
         InputError

@@ -16,8 +16,9 @@ Layer: tensor.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -74,8 +75,9 @@ class RowLookup:
 
 
 class _Kept(NamedTuple):
-    """A lookup and the very tensor, in the very state, that it was made for."""
+    """A lookup, its number, which is the same on every rank, and the very tensor and state that it was made for."""
 
+    number: int
     tensor: weakref.ref[torch.Tensor]
     version: int
     lookup: RowLookup
@@ -119,6 +121,7 @@ class GatherMetadata(Distribution):
     counts: tuple[int, ...]
     token: str = field(default_factory=new_token)
     _kept: list[_Kept] = field(default_factory=list, init=False, repr=False)
+    _numbers: Iterator[int] = field(default_factory=itertools.count, init=False, repr=False)
 
     @classmethod
     def build(cls, mesh: Mesh, ids: torch.Tensor, n_global: int | None = None) -> GatherMetadata:
@@ -179,8 +182,8 @@ class GatherMetadata(Distribution):
         """Return what serves `index`, a tensor of global ids of any shape (collective).
 
         Plans of the last few index tensors are kept. One is used again for the very same tensor as long as torch
-        has seen no write to it, and when every rank has one to use; a write through ``.data`` or from outside
-        torch escapes that, as it escapes autograd.
+        has seen no write to it, and when every rank has its part of that plan; a write through ``.data`` or from
+        outside torch escapes that, as it escapes autograd.
 
         Parameters
         ----------
@@ -201,9 +204,9 @@ class GatherMetadata(Distribution):
             except SpecError as exc:
                 problem = exc
         counts = _wanted(kept, request, self.mesh.size)
-        said = _vote(self.mesh, problem, [int(kept is None), *counts])
-        if kept is not None and not any(row[0] for row in said):
-            return kept
+        said = _vote(self.mesh, problem, [-1 if kept is None else kept.number, *counts])
+        if kept is not None and all(row[0] == kept.number for row in said):
+            return kept.lookup
         request = request or self._request(index)
         send = [row[1 + self.mesh.rank] for row in said]
         slots = self.mesh.all_to_all_rows(request.slots, request.wanted, send, kind="lookup")
@@ -279,18 +282,17 @@ class GatherMetadata(Distribution):
         counts = torch.bincount(owner, minlength=self.mesh.size).tolist()
         return _Request(slots, counts, row[place].view(index.shape), padded)
 
-    def _recall(self, index: torch.Tensor) -> RowLookup | None:
+    def _recall(self, index: torch.Tensor) -> _Kept | None:
         if index.is_inference():  # torch counts no writes to it
             return None
-        return next(
-            (k.lookup for k in self._kept if k.tensor() is index and k.version == index._version), None
-        )
+        return next((k for k in self._kept if k.tensor() is index and k.version == index._version), None)
 
     def _keep(self, index: torch.Tensor, lookup: RowLookup) -> None:
+        number = next(self._numbers)  # counted in any case, or ranks would differ
         if index.is_inference():
             return
         alive = [k for k in self._kept if (tensor := k.tensor()) is not None and tensor is not index]
-        self._kept[:] = [*alive, _Kept(weakref.ref(index), index._version, lookup)][-_KEPT_PLANS:]
+        self._kept[:] = [*alive, _Kept(number, weakref.ref(index), index._version, lookup)][-_KEPT_PLANS:]
 
     def __reduce__(self) -> tuple[Callable[..., GatherMetadata], tuple[object, ...]]:
         place = MeshPlace.of(self.mesh)
@@ -314,10 +316,10 @@ def _plain(t: torch.Tensor) -> torch.Tensor:
     return t if type(t) is torch.Tensor else t.as_subclass(torch.Tensor)
 
 
-def _wanted(kept: RowLookup | None, request: _Request | None, size: int) -> list[int]:
+def _wanted(kept: _Kept | None, request: _Request | None, size: int) -> list[int]:
     """Return how many rows this rank wants from each; none where it can't say."""
     if kept is not None:
-        return list(kept.plan.recv_splits)
+        return list(kept.lookup.plan.recv_splits)
     return [0] * size if request is None else request.wanted
 
 

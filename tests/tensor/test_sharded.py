@@ -336,6 +336,22 @@ def test_plans_are_kept_for_an_unchanged_index(rank_pool: Pool) -> None:
         assert counts == [1, 0, 1, 0, 1]
 
 
+def _alternating() -> list[bool]:
+    """Rank 0 takes turns between two indices while the other has one: plans of different calls don't fit."""
+    mesh = Mesh.from_process_group()
+    meta = directory(mesh)
+    x = shard(torch.arange(N, dtype=torch.float64)[meta.ids], meta)
+    other = [i for i in range(N) if i not in meta.ids.tolist()]
+    one, two = torch.tensor(other[:2]), torch.tensor(other[3:1:-1])
+    if mesh.rank:
+        one = two
+    return [torch.equal(x[index], index.double()) for index in (one, two, one, one)]
+
+
+def test_a_kept_plan_is_used_by_all_ranks_or_none(rank_pool: Pool) -> None:
+    assert rank_pool(2).run(_alternating) == [[True] * 4] * 2
+
+
 def test_kept_plans_are_few_and_of_living_tensors() -> None:
     meta = directory(Mesh.single())
     kept = [torch.tensor([i]) for i in range(12)]
