@@ -31,7 +31,7 @@ _NAME = re.compile(r"(always|needed)_(\d+)")
 def neighbor_refresh_adapters(
     modules: Iterable[torch.nn.Module], *, output: int = 0, always: bool = False
 ) -> tuple[MethodAdapter, ...]:
-    """Return one adapter per class of `modules`, which refreshes the ghosts of what ``forward`` returns.
+    """Return one adapter for each ``forward`` in the classes of `modules`, to refresh the ghosts of what it returns.
 
     Parameters
     ----------
@@ -54,7 +54,13 @@ def neighbor_refresh_adapters(
             raise InputError(
                 f"{cls.__name__} has no forward to adapt: pass the message-passing blocks themselves"
             )
-    return tuple(MethodAdapter(cls, "forward", _refresher(output, always)) for cls in classes)
+    # where one class inherits its forward from another one here, the other's adapter serves both
+    served = [cls for cls in classes if _definer(cls) is cls or _definer(cls) not in classes]
+    return tuple(MethodAdapter(cls, "forward", _refresher(output, always)) for cls in served)
+
+
+def _definer(cls: type) -> type:
+    return next(base for base in cls.__mro__ if "forward" in vars(base))
 
 
 @functools.cache

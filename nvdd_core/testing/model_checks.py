@@ -353,6 +353,8 @@ def assert_checkpoint_is_safe(
     torch.load(checkpoint, weights_only=True, map_location="cpu")
     if not option:
         return
+    # a slip in `option` would be refused as well
+    ModelSource(loader, {**(options or {}), option: checkpoint}).load()
     with tempfile.TemporaryDirectory(prefix="nvdd-conformance-") as folder:
         marker, planted = Path(folder, "marker"), Path(folder, "planted.pt")
         torch.save({"planted": _Planted(str(marker))}, planted)

@@ -16,7 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from nvdd_core.comm import Mesh
-from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, LocalBatch, Model, ShardedBatch
+from nvdd_core.runtime import (
+    Batch,
+    DistributedModel,
+    DomainConfig,
+    LocalBatch,
+    Model,
+    ShardedBatch,
+    current_dd_context,
+)
+from nvdd_core.runtime.model_adapters import root_module
 from nvdd_core.testing.evaluation import Evaluated, ModelSource, as_arrays, outputs_for
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array
@@ -174,10 +183,9 @@ def _differentiate(mesh: Mesh, model: Model, job: Job, terms: frozenset[str]) ->
 
 
 def _parameters(model: Model) -> dict[str, torch.Tensor]:
-    module = model if isinstance(model, torch.nn.Module) else getattr(model, "module", None)
-    if not isinstance(module, torch.nn.Module):
-        return {}
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+    module = root_module(model)
+    named = () if module is None else module.named_parameters()
+    return {name: p for name, p in named if p.requires_grad}
 
 
 # -- failures ----------------------------------------------------------------------------------------------
@@ -193,8 +201,6 @@ class _Failing:
         return getattr(self._model, name)
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
-        from nvdd_core.runtime import current_dd_context
-
         mesh = current_dd_context().mesh
         if mesh is not None and mesh.rank == self._rank:
             raise ValueError(self._message)

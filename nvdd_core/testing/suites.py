@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from nvdd_core.plugins import AdapterKind, PluginStatus, default_manager
+from nvdd_core.runtime.model_adapters import root_module
 from nvdd_core.spec import SpecData
 from nvdd_core.testing import (
     adapter_checks as adapter,
@@ -206,8 +207,6 @@ class AdapterSuite(Conformance):
         """The live model, for adapters of its submodules."""
         if each.kind != AdapterKind.MODULE:
             return None
-        from nvdd_core.runtime.model_adapters import root_module
-
         return root_module(self.subject.model)
 
 

@@ -207,3 +207,14 @@ def test_refresh_adapters_travel_as_json() -> None:
 def test_refresh_adapters_want_modules_with_a_forward() -> None:
     with pytest.raises(InputError, match="has no forward"):
         neighbor_refresh_adapters([nn.ModuleList()])
+
+
+class Derived(nn.Linear):
+    """Inherits its forward."""
+
+
+def test_an_inherited_forward_is_refreshed_once() -> None:
+    both = neighbor_refresh_adapters([Derived(1, 1), nn.Linear(1, 1)])
+    assert [adapter.full_target for adapter in both] == ["torch.nn.modules.linear:Linear.forward"]
+    alone = neighbor_refresh_adapters([Derived(1, 1)])
+    assert [adapter.full_target for adapter in alone] == [f"{__name__}:Derived.forward"]

@@ -85,7 +85,10 @@ FAULTS: list[tuple[str, Cause, str, dict[str, tuple[str, str]]]] = [
         "GraphOutput",
         Cause.GHOSTS_COUNTED,
         "charge = node.new_zeros(batch.n_systems)",
-        {"distribution.storage.scatter": ("local", "refresh")},
+        {
+            "distribution.system_reductions": ("False", "True"),
+            "outputs.charge.reduce": ("all_reduce", "owned_only"),
+        },
     ),
     ("Scripted", Cause.SCRIPTED, "h = scripted_sum(", {}),
     ("LongSighted", Cause.MISSING_GHOSTS, "w.sum(1)", {}),
