@@ -1,7 +1,9 @@
-"""What torchrun or srun says of this process: its rank, the group's size, its place on the host, the meeting point.
+"""What started this process, and what processes that it starts in turn are given.
 
-`found_group`, `found_local_rank` and `meeting_point` read the variables that a starter leaves in the environment.
-The command line and `runtime.manager` ask here and nowhere else, so a command and a script see the same group.
+`found_group`, `found_local_rank` and `meeting_point` read the variables that torchrun or srun leaves behind. The
+command line and `runtime.manager` ask here and nowhere else, so a command and a script see the same group.
+`interpreter_command`, `search_path` and `child_environment` say how another interpreter is started that finds the same
+modules, and `end_with_parent` ends it when this one is gone.
 
 Invariant: standard library only, and the environment is read, never changed. Layer: environment.
 """
@@ -10,6 +12,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import threading
+import time
 from collections.abc import Mapping
 
 from nvdd_core.errors import InputError
@@ -33,6 +38,38 @@ GROUP_VARIABLES = frozenset(
     }
 )
 """What a starter leaves in the environment; processes of another group must not inherit it."""
+
+_WATCH_S = 0.5
+
+
+def interpreter_command(*arguments: str) -> list[str]:
+    """Return the command that starts this interpreter again, optimised as this one is.
+
+    It takes nothing of the folder that it happens to start in.
+    """
+    optimise = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+    return [sys.executable, "-P", *optimise, *arguments]
+
+
+def search_path() -> list[str]:
+    """Return where this process looks for modules, in words that mean the same in another folder."""
+    return [entry or os.getcwd() for entry in sys.path]
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without the group that it may be in, and with `more`."""
+    return {name: value for name, value in os.environ.items() if name not in GROUP_VARIABLES} | more
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process, from a thread of its own, as soon as its parent is no longer `parent`."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def found_group(env: Mapping[str, str] | None = None) -> tuple[int, int] | None:

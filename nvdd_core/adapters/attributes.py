@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 
 from nvdd_core.adapters.base import Adapter, Name, Patch, unwrapped
-from nvdd_core.adapters.places import AttributePatch, HolderPatch, wrapped_entry, wrapper
-from nvdd_core.errors import SpecError
+from nvdd_core.adapters.places import AttributePatch, HolderPatch, Make, Switch, wrapped_entry, wrapper
+from nvdd_core.errors import AdapterError, SpecError
 from nvdd_core.plugins.rows import AdapterKind, Ref
 
 
@@ -95,7 +95,7 @@ class MethodAdapter(Adapter):
                 f"{self}: {self.target} is no class but {owner!r}; use FunctionAdapter or PythonAdapter"
             )
         return AttributePatch(
-            owner, self.name, str(self), lambda raw: wrapped_entry(str(self), raw, replacement)
+            owner, self.name, str(self), lambda raw, on: wrapped_entry(str(self), raw, replacement, on)
         )
 
 
@@ -142,14 +142,23 @@ class FunctionAdapter(Adapter):
         """Find the live target; see `Adapter.resolve`."""
         target = Name.of(self.target, "target")
         replacement = Name.of(self.replacement, "replacement").resolve(str(self))
-        return everywhere(target, str(self), lambda original: wrapper(original, replacement))
+
+        def make(original: Any, switch: Switch) -> Any:
+            if isinstance(original, type) or not callable(original):
+                raise AdapterError(
+                    f"{self}: a function is expected, found {original!r}; replace a value or a class by PythonAdapter, "
+                    "a method of a class by MethodAdapter"
+                )
+            return wrapper(original, replacement, switch)
+
+        return everywhere(target, str(self), make)
 
 
-def everywhere(target: Name, what: str, make: Callable[[Any], Any]) -> Patch:
+def everywhere(target: Name, what: str, make: Make) -> Patch:
     """Return the patch of what `target` names, wherever a module holds it."""
     original = unwrapped(target.resolve(what))
     module, _, name = target.partition(":")
-    return HolderPatch(original, (sys.modules.get(module), name), what, make(original))
+    return HolderPatch(original, (sys.modules.get(module), name), what, make)
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,8 @@ class PythonAdapter(Adapter):
     name : str
         The attribute; it must exist.
     value : object
-        Code (or a `Ref` to it) is kept by name, anything else as it is.
+        Code (or a `Ref` to it) is kept by name, anything else as it is. Two adapters are equal when their values
+        are of one type, or one dtype and shape, as well: 1 is neither True nor 1.0.
     install_site : str
         Where this was written.
 
@@ -177,7 +187,7 @@ class PythonAdapter(Adapter):
 
     target: Any
     name: str
-    value: Any = field(hash=False)
+    value: Any = field(compare=False)
     install_site: str = field(default="", kw_only=True, compare=False)
 
     def __post_init__(self) -> None:
@@ -195,7 +205,16 @@ class PythonAdapter(Adapter):
     def resolve(self, root: torch.nn.Module | None = None) -> Patch:
         """Find the live target; see `Adapter.resolve`."""
         value = self.value.resolve(str(self)) if isinstance(self.value, Name) else self.value
-        return AttributePatch(self.target.resolve(str(self)), self.name, str(self), lambda raw: value)
+        return AttributePatch(self.target.resolve(str(self)), self.name, str(self), lambda raw, on: value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PythonAdapter):
+            return NotImplemented
+        names = (self.target, self.name) == (other.target, other.name)
+        return names and _same_value(self.value, other.value)
+
+    def __hash__(self) -> int:
+        return hash((self.target, self.name))  # a value need not have one
 
     def _written(self, name: str) -> Any:
         value = super()._written(name)
@@ -212,12 +231,38 @@ class PythonAdapter(Adapter):
         value = body.get("value")
         if "value" not in body:
             return body
-        if not isinstance(value, dict) or len(value) != 1 or not value.keys() <= {"ref", "value"}:
+        if (
+            not isinstance(value, dict)
+            or len(value) != 1
+            or not isinstance(value.get("ref", ""), str)
+            or not value.keys() <= {"ref", "value"}
+        ):
             raise SpecError(
                 f"PythonAdapter.value: expected {{'ref': name}} or {{'value': data}}, found {value!r}"
             )
         read = checked_code(value["ref"], "PythonAdapter.value") if "ref" in value else value["value"]
         return {**body, "value": read}
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    """Whether two values are the same to whoever reads them, which ``==`` alone does not say."""
+    if a is b:
+        return True
+    kinds = [(type(v), getattr(v, "dtype", None), getattr(v, "shape", None)) for v in (a, b)]
+    if kinds[0] != kinds[1]:
+        return False
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(_same_value, a, b))
+    if isinstance(a, dict):
+        same_keys = {(type(k), k) for k in a} == {(type(k), k) for k in b}
+        return same_keys and all(_same_value(v, b[k]) for k, v in a.items())
+    if isinstance(a, float):
+        a, b = repr(a), repr(b)  # one NaN is like another, and 0.0 is not -0.0
+    try:
+        equal = a == b
+        return bool(equal.all() if hasattr(equal, "all") else equal)
+    except Exception:  # somebody else's comparison: what can't be told is not the same
+        return False
 
 
 def _is_json(value: Any) -> bool:

@@ -33,6 +33,9 @@ ORIGINAL = "__nvdd_original__"
 
 A = TypeVar("A", bound="Adapter")
 
+_OPTIONAL = frozenset({"before", "after", "original"})
+_TEXTS = _OPTIONAL | {"target", "name", "replacement", "install_site"}
+
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*(:[^\W\d]\w*(\.[^\W\d]\w*)*)?")
 
 
@@ -172,6 +175,10 @@ class Patch(ABC):
     def keys(self) -> tuple[Hashable, ...]:
         """Return what stands for the target in the table of installed targets; live objects stand by their id."""
 
+    def sources(self) -> tuple[Hashable, ...]:
+        """Return the keys of other targets that this one shows while it has no entry of its own."""
+        return ()
+
     @abstractmethod
     def apply(self) -> None:
         """Change the target, all of it or, when this raises, nothing."""
@@ -277,7 +284,7 @@ class Adapter(ABC):
         """
         body = dict(d)
         version = body.pop("version", None)
-        if version != VERSION or isinstance(version, bool):
+        if type(version) is not int or version != VERSION:  # True and 1.0 equal 1
             raise SpecError(
                 f"{cls.__name__}: version {version!r} found, this nvdd reads {VERSION}; update nvdd or the file"
             )
@@ -286,9 +293,14 @@ class Adapter(ABC):
         if unknown:
             raise SpecError(f"{cls.__name__}: unknown key {unknown[0]!r}; known keys are {', '.join(known)}")
         try:
-            return cls(**cls._read(body))
+            found = cls(**cls._read(body))
         except TypeError as exc:  # a key is missing
             raise SpecError(f"{cls.__name__}: {exc}") from exc
+        # In a file code is named; any other value would have been taken for a live object.
+        for name in _TEXTS & body.keys():
+            if not isinstance(body[name], str) and not (body[name] is None and name in _OPTIONAL):
+                raise SpecError(f"{cls.__name__}.{name}: expected a str, found {body[name]!r}")
+        return found
 
     @classmethod
     def _read(cls, body: dict[str, Any]) -> dict[str, Any]:

@@ -93,15 +93,17 @@ class JitAdapter(Adapter):
         what = str(self)
         owner, _, name = self.target.rpartition(".")
         if self.target.live is not None or ":" not in owner:  # a function of a module
-            return everywhere(self.target, what, lambda found: wrapper(found, self._for_function(found)))
+            return everywhere(
+                self.target, what, lambda found, on: wrapper(found, self._for_function(found), on)
+            )
         cls = Name(owner).resolve(what)
         stub = getattr(cls, "_methods", {}).get(name)  # script_method, which torch takes out of the class
         if stub is None:
             return AttributePatch(
-                cls, name, what, lambda raw: wrapped_entry(what, raw, self._for_function(_inner(raw)))
+                cls, name, what, lambda raw, on: wrapped_entry(what, raw, self._for_function(_inner(raw)), on)
             )
         replacement = self._replacement(stub.original_method)
-        return AttributePatch(cls, name, what, lambda raw: wrapper(_script_method(name), replacement))
+        return AttributePatch(cls, name, what, lambda raw, on: wrapper(_script_method(name), replacement, on))
 
     def _for_function(self, found: Any) -> Replacement:
         if not isinstance(found, torch.jit.ScriptFunction):

@@ -1,12 +1,12 @@
 """`OpAdapter`: makes an opaque kernel (a custom op of torch) work on rows that are spread over ranks.
 
 The adapter says by position which inputs are gathered or sliced before the kernel and which outputs are exchanged
-or summed after it. Installed, it serves the op's calls with a ShardTensor by a handler, and calls with plain
-tensors inside a `row_scope` by a torch function mode (`intercept_plain_calls`), since most operations on a
-ShardTensor give plain tensors. The kernel itself always runs on plain tensors.
+or summed after it. Installed, it serves the op's calls with a ShardTensor by a handler, and calls with plain tensors
+inside `intercept_plain_calls` by a torch function mode, since most operations on a ShardTensor give plain tensors. The
+kernel itself always runs on plain tensors.
 
-Invariants: without ShardTensors and outside a `row_scope` the op runs untouched; a position names the same argument
-whether it is passed by place or by keyword.
+Invariants: without ShardTensors and outside `intercept_plain_calls` the op runs untouched; a position names the same
+argument whether it is passed by place or by keyword.
 Layer: adapters.
 """
 

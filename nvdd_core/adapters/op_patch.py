@@ -22,9 +22,9 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from nvdd_core.adapters.base import Patch
-from nvdd_core.adapters.transforms import AllReduceSum, ArgTransform, OutputTransform, SliceOwned, Transform
+from nvdd_core.adapters.transforms import ArgTransform, OutputTransform, ScatterOutputs, Transform
 from nvdd_core.errors import AdapterConflictError, AdapterError
-from nvdd_core.tensor import REGISTRY, Handler, Registration, RowKind, RowScope, ShardTensor, row_scope
+from nvdd_core.tensor import REGISTRY, Handler, Registration, RowKind, RowScope, ShardTensor
 from nvdd_core.tensor.registry import Args, Kwargs, Op
 from nvdd_core.tensor.shard_tensor import check_aligned
 from nvdd_core.tensor.trace import DispatchRecord, active_trace, op_name
@@ -66,7 +66,6 @@ class OpPatch(Patch):
             _check_positions(name, overload, inputs, outputs)
         self._ops = tuple(dict.fromkeys([*overloads, *(o.overloadpacket for o in overloads)]))
         self._keys = tuple(("op", str(o)) for o in overloads)
-        self._by_owner = any(isinstance(t, SliceOwned) for t in inputs.values())
         self.handler = Handler(f"adapter:{name}", self._has_rows, self._run)
         self._registration: Registration | None = None
 
@@ -144,17 +143,10 @@ class OpPatch(Patch):
         return type(result)(outputs) if several else outputs[0]
 
     def _promoted(self, position: int, x: Any, like: ShardTensor) -> Any:
-        layout = like.row_layout
-        summed = isinstance(self._outputs.get(position), AllReduceSum)
-        if layout is None or summed or not isinstance(x, torch.Tensor) or x.dim() == 0:
+        """Return an output that is declared to be local rows as such; a length alone says nothing."""
+        if not isinstance(self._outputs.get(position), ScatterOutputs) or not isinstance(x, torch.Tensor):
             return x
-        lengths = {layout.ROW_KIND: layout.n_padded, RowKind.OWNED: layout.n_owned}
-        # On a rank without ghosts both fit; what the kernel was given decides, as on the other ranks.
-        for kind in reversed(lengths) if self._by_owner else lengths:
-            if x.shape[0] == lengths[kind]:
-                said = kind is RowKind.OWNED or position in self._outputs
-                return ShardTensor.promote(x, like, kind if said else None)  # segments may be as many
-        return x
+        return ShardTensor.promote(x, like, RowKind.LOCAL)
 
 
 def _check_positions(
@@ -257,6 +249,16 @@ def _past_the_mode(func: Any) -> Callable[..., Any]:
     their ops again there.
     """
     asks = ("has_torch_function", "has_torch_function_unary")
+    if not set(asks) & set(
+        func.__code__.co_names
+    ):  # a torch that asks in another way: the copy would ask, too
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise AdapterError(
+                f"{func.__qualname__} of torch {torch.__version__} can't be run inside an evaluation with op adapters"
+            )
+
+        return refuse
     names = {**func.__globals__, **dict.fromkeys(asks, lambda _: False)}
     copy = FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
@@ -274,5 +276,5 @@ def intercept_plain_calls(scope: RowScope) -> Iterator[None]:
 
     Keep it open until gradients are taken, where layers are checkpointed.
     """
-    with row_scope(scope), PlainCalls(scope) if _ADAPTED else contextlib.nullcontext():
+    with PlainCalls(scope) if _ADAPTED else contextlib.nullcontext():
         yield

@@ -1,8 +1,8 @@
 """`AdapterRegistry`: installs adapters together and puts everything back, also after errors and from several threads.
 
-A table of the process says who changed which target. The same owner may install an equal adapter again (two models
-of one plugin, nested use): the change is made once and taken back when the last of them restores. Anything else on
-a target that is taken is a conflict.
+A table of the process says who changed which target; what a class inherits is its base's target as well. The same
+owner may install an equal adapter again (two models of one plugin, nested use): the change is made once and taken
+back when the last of them restores. Anything else on a target that is taken is a conflict.
 
 Invariants: adapters are installed all or none; they are restored in reverse order, each of them whatever became of
 the others; registries and the table are locked, the registry's lock first.
@@ -30,6 +30,7 @@ class _Claim:
     adapter: Adapter
     patch: Patch
     keys: tuple[Hashable, ...]
+    sources: tuple[Hashable, ...]
     users: int = 1
 
 
@@ -49,9 +50,11 @@ class _Table:
             When another adapter or owner has a target.
         """
         with self._lock:
-            keys = patch.keys()
-            for key in keys:
+            keys, sources = patch.keys(), patch.sources()
+            for key in (*keys, *sources):
                 for claim in self._claims.get(key, ()):
+                    if key not in keys and key not in claim.keys:
+                        continue  # two classes that inherit from one
                     same = claim.owner == owner and claim.adapter == adapter
                     if same and set(keys) <= set(claim.keys):
                         claim.users += 1
@@ -60,8 +63,8 @@ class _Table:
                     if same or claim.owner != owner or not (adapter.stacks and claim.adapter.stacks):
                         raise _conflict(owner, adapter, claim)
             patch.apply()
-            claim = _Claim(owner, adapter, patch, keys)
-            for key in keys:
+            claim = _Claim(owner, adapter, patch, keys, sources)
+            for key in (*keys, *sources):
                 self._claims.setdefault(key, []).append(claim)
             return claim
 
@@ -71,7 +74,7 @@ class _Table:
             claim.users -= 1
             if claim.users:
                 return
-            for key in claim.keys:
+            for key in (*claim.keys, *claim.sources):
                 self._claims[key].remove(claim)
                 if not self._claims[key]:
                     del self._claims[key]
@@ -183,6 +186,7 @@ class AdapterRegistry:
                 entry.state = AdapterState.INSTALLED
             except BaseException as exc:
                 entry.state, entry.error = AdapterState.FAILED, str(exc)
+                entry.patch = None  # resolved, maybe, to what another adapter has put there for now
                 for failed in self._restore():
                     exc.add_note(f"while the adapters before it were restored: {failed}")
                 raise

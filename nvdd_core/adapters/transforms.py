@@ -21,7 +21,7 @@ import torch
 from nvdd_core.comm import all_reduce_sum_replicated, all_reduce_sum_symmetric
 from nvdd_core.errors import AdapterError, SpecError
 from nvdd_core.tensor import GatherMetadata, ParticleHaloMetadata, RowScope
-from nvdd_core.tensor.exchanges import note_exchange
+from nvdd_core.tensor.exchanges import exchanged
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GatherInputs(ArgTransform):
         meta = _halo(scope, where)
         _check_rows(x, meta, where, (meta.n_padded, meta.n_owned))
         if scope.rules.exchanges:
-            return note_exchange(meta.plan.forward(x[: meta.n_owned]))
+            return exchanged(meta.plan.forward, x[: meta.n_owned])
         if x.shape[0] != meta.n_padded:
             raise AdapterError(
                 f"{_rank(scope)}{where}: {x.shape[0]} owned rows given where nothing is exchanged (a wide halo); "
@@ -107,7 +107,7 @@ class ScatterOutputs(OutputTransform):
         """Return what takes the place of `x`."""
         meta = _halo(scope, where)
         _check_rows(x, meta, where, (meta.n_padded,))
-        return note_exchange(meta.plan.correct(x)) if scope.rules.exchanges else x
+        return exchanged(meta.plan.correct, x) if scope.rules.exchanges else x
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ class AllReduceSum(OutputTransform):
         """Return what takes the place of `x`."""
         if scope.mesh is None:
             raise AdapterError(f"{where}: the rows name no mesh to sum over; wrap them with meta or config")
-        reduce = all_reduce_sum_replicated if self.replicated else all_reduce_sum_symmetric
-        return note_exchange(reduce(x, scope.mesh))
+        reduce, mesh = all_reduce_sum_replicated if self.replicated else all_reduce_sum_symmetric, scope.mesh
+        return exchanged(lambda share: reduce(share, mesh), x)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,8 @@ def read_transform(value: Any, known: Mapping[str, type[Transform]], where: str)
         When its type or a key is unknown.
     """
     body = dict(value) if isinstance(value, Mapping) else {}
-    cls = known.get(body.pop("type", None))
+    word = body.pop("type", None)
+    cls = known.get(word) if isinstance(word, str) else None
     if cls is None:
         raise SpecError(
             f"{where}: expected an object whose type is one of {', '.join(known)}, found {value!r}"

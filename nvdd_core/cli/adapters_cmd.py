@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,11 +17,11 @@ from typing import Any, Final
 
 import click
 
-from nvdd_core.cli.config import parse_options
 from nvdd_core.cli.plugins_cmd import emit, ending, json_flag, listing
-from nvdd_core.environment import GROUP_VARIABLES
+from nvdd_core.environment import child_environment, interpreter_command, search_path
 from nvdd_core.errors import AdapterError, InputError, PluginUnusableError
 from nvdd_core.plugins import PluginManager, PluginStatus, report
+from nvdd_core.plugins.options import parse_options
 
 _TIMEOUT_S: Final = 300.0
 _FINISHED: Final = "finished"
@@ -49,9 +48,10 @@ def adapters(
 
     A listing imports neither torch nor the adapters, and exits with 0 whatever is broken. With --live the
     adapters that the model's plugin declares and those in its spec are imported, installed and restored one
-    after the other, in a process of its own; RUNTIME says what became of each: restored (it was installed
-    and put back), failed, or pending (it needs the model, which could not be loaded). Exits with 1 when one
-    failed.
+    after the other, in a process of its own; RUNTIME ("runtime" in JSON) says what became of each: restored
+    (it was installed and put back), failed, or pending (it needs the model, which could not be loaded).
+    DISCOVERY ("status" in JSON) says only whether the declaration can be used; it is the same with --live and
+    without. Exits with 1 when one failed.
     """
     if sum(choice is not None for choice in (plugin, model, live)) > 1:
         raise InputError("--plugin, --model and --live exclude one another; give one of them")
@@ -161,13 +161,11 @@ class Scratch:
         done = {step: _outcome(line) for step, line in self._steps.items()}
         order.write_text(json.dumps({**self._order, "done": done}), encoding="utf-8")
         journal.touch()
-        optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-        command = [sys.executable, "-P", *optimize, "-X", "faulthandler"]
-        command += ["-m", "nvdd_core.cli.adapters_live", str(order), str(journal)]
+        command = interpreter_command("-X", "faulthandler", "-m", "nvdd_core.cli.adapters_live")
         try:
             ended = subprocess.run(
-                command,
-                env=_environment(),
+                [*command, str(order), str(journal)],
+                env=child_environment(PYTHONPATH=os.pathsep.join(search_path())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -186,12 +184,6 @@ class Scratch:
             line = json.loads(text)
             self._steps[line["step"]] = line
         return how, said
-
-
-def _environment() -> dict[str, str]:
-    """Give the process this one's search path, and keep it out of a group that this one may be in."""
-    kept = {name: value for name, value in os.environ.items() if name not in GROUP_VARIABLES}
-    return kept | {"PYTHONPATH": os.pathsep.join(part or os.getcwd() for part in sys.path)}
 
 
 def _outcome(line: Mapping[str, Any]) -> str | None:

@@ -34,6 +34,7 @@ from nvdd_core.plugins import (
     default_manager,
     report,
 )
+from nvdd_core.plugins.foreign import error_text
 from nvdd_core.runtime import MLIPSpec
 from nvdd_core.runtime.model_adapters import root_module
 
@@ -94,7 +95,10 @@ class Trial:
 
     def run(self) -> None:
         """Try what the plugin declares, then what its spec holds, then all of it together."""
-        record = self.manager.plugin(self.manager.provided_model(self.model).plugin)
+        model = self.manager.provided_model(self.model)
+        record = self.manager.plugin(model.plugin)
+        # As in a run, the module of the loader comes first: importing it registers the ops that adapters name.
+        self._step(f"importing {model.decl.ref}", lambda: self.manager.resolve(model.decl.ref, record.name))
         for provided in record.adapters:
             row = report.adapter_row(record, provided)
             if provided.status is PluginStatus.OK:
@@ -126,7 +130,9 @@ class Trial:
             adapters = found if isinstance(found, tuple | list) else (found,)
             for adapter in adapters:
                 _expect_adapter(adapter, ref)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code raises what it likes
             self.journal.write(step, over=True, row=row | {"runtime": "failed", "error": _told(error)})
             return []
         self.journal.write(step, over=True)
@@ -192,7 +198,9 @@ class Trial:
             states += [status.to_dict() for status in registry.status()]
             registry.restore()
             states += [status.to_dict() for status in registry.status()]
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code raises what it likes
             failed = adapter.describe(state="failed", error=_told(error)).to_dict()
             states.append(failed | {"name": row["name"], "plugin": row["plugin"]})
         return states
@@ -226,7 +234,9 @@ class Trial:
         self.journal.write(what, over=False)
         try:
             result = act()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code raises what it likes
             self.journal.write(what, over=True, note=f"{what}: {_told(error)}")
             return None
         self.journal.write(what, over=True)
@@ -247,7 +257,7 @@ def _equal(one: Adapter, other: Adapter) -> bool:
 
 def _told(error: BaseException) -> str:
     """Say in one line what went wrong; errors of ours say it themselves."""
-    text = " ".join(str(error).split())
+    text = error_text(error)
     return text if isinstance(error, AdapterError) and text else f"{type(error).__name__}: {text}"
 
 

@@ -1,8 +1,8 @@
 """What one command is asked to do: run files and flags, checked before anything heavy is imported.
 
 `EvaluateJob` and `RunJob` are the checked requests of `nvdd evaluate` and `nvdd run`. `read_run_file` reads a
-TOML run file, `parse_options` the `--option k=v` flags, `build` turns plain values into a job and every
-mistake into one `InputError` that says where the value came from.
+TOML run file, `build` turns plain values into a job and every mistake into one `InputError` that says where the
+value came from.
 
 Invariant: nothing here imports torch, numpy or ase, so a mistake is reported at once. Layer: cli.
 """
@@ -13,7 +13,7 @@ import json
 import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -224,37 +224,6 @@ def read_run_file(path: Path) -> dict[str, Any]:
         if isinstance(values.get(key), str):
             values[key] = os.path.normpath(path.parent / values[key])
     return values
-
-
-def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read ``k=v`` flags; a value is a TOML value where it is one, and text otherwise.
-
-    Raises
-    ------
-    InputError
-        When a flag has no ``=`` or a key comes twice.
-    """
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        key = key.strip()
-        if not equals or not key:
-            raise InputError(f"--option {pair!r}: expected KEY=VALUE, as in --option cutoff=8.5")
-        if key in options:
-            raise InputError(f"--option {key!r} is given twice")
-        options[key] = _option_value(text)
-    return options
-
-
-def _option_value(text: str) -> Any:
-    try:
-        value = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    # More than one key means that the text held a line break; a date has no JSON form. Both are plain text.
-    if len(value) == 1 and isinstance(value["value"], (bool, int, float, str, list, dict)):
-        return value["value"]
-    return text
 
 
 def build(kind: type[J], values: Mapping[str, Any], where: Mapping[str, str]) -> J:

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 import click
 
-from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES, JobConfig, parse_options
+from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES, JobConfig
 from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.options import parse_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -32,7 +32,7 @@ from nvdd_core.cli.failures import (
     wait_for_records,
     write_record,
 )
-from nvdd_core.environment import found_group
+from nvdd_core.environment import found_group, interpreter_command, search_path
 from nvdd_core.errors import InputError, NvddError
 
 _KINDS: dict[str, type[JobConfig]] = {kind.__name__: kind for kind in (EvaluateJob, RunJob)}
@@ -99,7 +99,7 @@ def _launch(task: str, job: JobConfig, ranks: int, folder: Path, debug: bool) ->
         "job": job.model_dump(mode="json"),
         "ranks": ranks,
         "parent": os.getpid(),
-        "sys_path": [entry or os.getcwd() for entry in sys.path],
+        "sys_path": search_path(),
     }
     (folder / _JOB_FILE).write_text(json.dumps(order), encoding="utf-8")
     with _environment(worker_environment(debug)), _quiet(debug), _signals_kept():
@@ -136,9 +136,9 @@ def _elastic(ranks: int, folder: Path) -> dict[int, tuple[int, float]] | None:
     )
     # Workers are fresh interpreters that run a file of ours: the caller's own main module, which may have no
     # main guard or come from standard input, is never imported again.
-    flags = ["-P", *(["-" + "O" * sys.flags.optimize] if sys.flags.optimize else [])]
+    program, *arguments = interpreter_command(str(_WORKER), str(folder))
     try:
-        elastic_launch(config, sys.executable)(*flags, str(_WORKER), str(folder))
+        elastic_launch(config, program)(*arguments)
     except ChildFailedError as exc:
         return {rank: (failure.exitcode, float(failure.timestamp)) for rank, failure in exc.failures.items()}
     except SignalException as exc:

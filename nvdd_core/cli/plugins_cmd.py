@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import click
 
 from nvdd_core.cli.streams import stdout_kept
+from nvdd_core.environment import child_environment, interpreter_command, search_path
 from nvdd_core.errors import PluginUnusableError
 from nvdd_core.plugins import PluginManager, PluginRecord, PluginStatus, default_manager, report
 
@@ -52,7 +53,7 @@ def emit(document: report.Json, as_json: bool, text: str, notes: Iterable[str] =
         return
     click.echo(text)
     for note in notes:
-        click.echo(f"note: {report.ascii_text(note)}", err=True)
+        click.echo(f"note: {report.ascii_text(' '.join(note.split()))}", err=True)
 
 
 @click.group("plugins", invoke_without_command=True, short_help="List, show and check installed plugins.")
@@ -159,22 +160,18 @@ def _check_apart(record: PluginRecord, refs: bool) -> report.Json:
     row = report.plugin_row(record)
     if record.status is not PluginStatus.OK:
         return row
-    optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-    command = [
-        sys.executable,
-        "-P",
-        *optimize,
-        "-m",
-        "nvdd_core.cli.main",
-        "plugins",
-        "check",
-        record.name,
-        "--json",
-    ]
+    command = interpreter_command("-m", "nvdd_core.cli.main", "plugins", "check", record.name, "--json")
     if not refs:
         command.append("--no-refs")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            command,
+            env=child_environment(PYTHONPATH=os.pathsep.join(search_path())),
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_TIMEOUT_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         reason = f"importing it took longer than {_CHECK_TIMEOUT_S:.0f} s"
         return row | {"status": PluginStatus.BROKEN.value, "reason": reason}

@@ -26,6 +26,7 @@ from nvdd_core.comm import Mesh, agreed, group_scope
 from nvdd_core.errors import DistributedError, InputError
 from nvdd_core.partition import segment_bounds
 from nvdd_core.plugins import check_agreement, default_manager
+from nvdd_core.plugins.foreign import wanted_end
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
 from nvdd_core.runtime.structures import constraint_names, read_structures
@@ -73,10 +74,7 @@ def _exits_told(mesh: Mesh) -> Iterator[None]:
     except (Exception, KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as exc:
-        told = f"{type(exc).__name__}({', '.join(map(repr, exc.args))})"
-        raise DistributedError(
-            f"rank {mesh.rank}: a plugin or library wanted to end the process: {told}"
-        ) from exc
+        raise DistributedError(f"rank {mesh.rank}: {wanted_end(exc)}") from exc
 
 
 @contextmanager

@@ -5,6 +5,7 @@ The command checks what needs nothing heavy; the work is in `validate_task`. Lay
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -12,12 +13,13 @@ from typing import Any
 
 import click
 
-from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES, parse_options
+from nvdd_core.cli.config import DEVICES, DTYPES, STRATEGIES
 from nvdd_core.cli.flags import require_file
 from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.options import parse_options
 
 TASK = "nvdd_core.cli.validate_task:main"
 
@@ -90,8 +92,20 @@ def _check(job: ValidateJob) -> None:
     require_file(job.structure, "structure file")
     if job.spec is not None:
         require_file(job.spec, "spec file")
-    if job.save is not None and (job.save.is_dir() or not job.save.absolute().parent.is_dir()):
-        raise InputError(f"--save {job.save}: name a file in a folder that exists")
+    if job.save is not None:
+        _check_save(job.save)
     if ":" not in job.model:
         with stdout_kept():  # a plugin may print while it is imported
             default_manager().model(job.model)
+
+
+def _check_save(path: Path) -> None:
+    """Find out now, not after the whole run, whether a file can be written there."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or (path.exists() and not path.is_file()):
+        raise InputError(f"--save {path}: name a file in a folder that exists")
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=path.name, suffix=".part"):
+            pass  # permissions alone don't say it: /proc has them
+    except OSError as exc:
+        raise InputError(f"--save {path}: can't be written: {exc.strerror or exc}") from exc

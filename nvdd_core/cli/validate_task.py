@@ -25,11 +25,11 @@ def main(job: ValidateJob) -> int:
             dtype=job.dtype,
             fix=job.fix,
         )
-        if job.save is not None and report.spec is not None:
-            report.spec.save(job.save)
         text = (
             json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n" if job.as_json else report.text()
         )
         out.write(text)
         out.flush()
+        if job.save is not None and report.spec is not None:  # last: a full disk doesn't cost the report
+            report.spec.save(job.save)
     return 0 if report.passed else 1

@@ -13,17 +13,7 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from pathlib import Path
-
-_WATCH_S = 0.5
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_S)
-    os._exit(1)
 
 
 def main(folder: Path) -> None:
@@ -31,10 +21,13 @@ def main(folder: Path) -> None:
     # An interrupt ends a worker at once, even one that waits inside a collective; the parent reports it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     order = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    threading.Thread(target=_end_with_parent, args=(order["parent"],), daemon=True).start()
     sys.path[:] = order["sys_path"]
 
     # Imported here: the search path has to be right first.
+    from nvdd_core.environment import end_with_parent
+
+    end_with_parent(order["parent"])  # before torch is imported, which takes seconds
+
     from nvdd_core.cli.launch import work
     from nvdd_core.cli.streams import ensure_streams
 

@@ -26,6 +26,16 @@ _KEY = "nvdd/fault"
 _HOST_STAYS_S = 2.0
 
 
+def _is_raised_as_is(kind: type[BaseException]) -> bool:
+    """Tell whether whoever hears of an error may raise its kind.
+
+    SystemExit would end him, StopIteration end a loop of his, both in silence.
+    """
+    return issubclass(kind, (Exception, KeyboardInterrupt)) and not issubclass(
+        kind, (StopIteration, StopAsyncIteration)
+    )
+
+
 @dataclass(frozen=True)
 class Fault:
     """What went wrong on a rank, in a form that can travel."""
@@ -39,7 +49,11 @@ class Fault:
     def of(cls, rank: int, exc: BaseException) -> Fault:
         """Describe `exc` as it was raised on `rank`."""
         code = exc.exit_code if isinstance(exc, errors.NvddError) else 1
-        return cls(rank, type(exc).__name__, str(exc), code)
+        try:
+            message = str(exc)
+        except Exception as odd:  # an error whose own text fails still has to be told
+            message = f"(its message can't be made: {type(odd).__name__})"
+        return cls(rank, type(exc).__name__, message, code)
 
     def error(self) -> BaseException:
         """Rebuild the error, naming the rank where it happened."""
@@ -49,9 +63,7 @@ class Fault:
             else f"rank {self.rank}: {self.message}"
         )
         known = {**vars(builtins), **vars(errors)}.get(self.type)
-        if isinstance(known, type) and issubclass(
-            known, (Exception, KeyboardInterrupt)
-        ):  # SystemExit would end us
+        if isinstance(known, type) and issubclass(known, BaseException) and _is_raised_as_is(known):
             try:
                 return known(text)
             except TypeError:  # a type that wants more than a message, UnicodeDecodeError for one

@@ -150,7 +150,7 @@ class SharedLane:
         slot.numbers[:_HEAD] = (code, _row_bytes(t.shape, t.dtype), number)
         slot.numbers[_HEAD : _HEAD + 2 * self.size] = table
         if size:
-            slot.bytes[head : head + size].copy_(t.detach().reshape(-1).view(torch.uint8))
+            slot.bytes[head : head + size].copy_(t.detach().reshape(-1).contiguous().view(torch.uint8))
         self._last = number
         self._control[self.rank, _SEQUENCE] = number
         return number

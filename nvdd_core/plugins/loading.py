@@ -2,15 +2,17 @@
 
 Key object: `load`. Every plugin gets a pluggy manager of its own, so a half-done registration
 rolls back by being dropped and one raising hook can't end another's call. Invariant: `load`
-returns a complete record or one with a reason and no rows; only ``KeyboardInterrupt`` and its
-like pass through. Layer: plugins.
+returns a complete record or one with a reason and no rows; only ``KeyboardInterrupt`` passes
+through. Layer: plugins.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from itertools import islice
 from pkgutil import resolve_name
 from typing import Any, Final, TypeVar
 
@@ -18,6 +20,7 @@ import pluggy
 
 from nvdd_core.errors import PluginValidationError
 from nvdd_core.plugins import hookspecs
+from nvdd_core.plugins.foreign import error_text, surroundings_kept
 from nvdd_core.plugins.hookspecs import API, MIN_API
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.plugins.record import PluginRecord, PluginStatus, Provided
@@ -30,6 +33,9 @@ CORE_SPECS: Final = ("SPEC_MPNN_HALO", "SPEC_MPNN_GP", "SPEC_MPNN_WIDE")
 _INFO_HOOK: Final = "nvdd_plugin_info"
 _DECLARE_HOOKS: Final = ("nvdd_declare_specs", "nvdd_declare_models", "nvdd_declare_adapters")
 _HOOKS: Final = (_INFO_HOOK, *_DECLARE_HOOKS)
+
+MAX_ROWS: Final = 1000
+"""Rows that one hook may declare; more is taken for a generator that doesn't end."""
 
 Row = TypeVar("Row", ModelDecl, SpecDecl, AdapterDecl)
 
@@ -52,16 +58,21 @@ def load(record: PluginRecord, *, import_heavy: bool = True) -> PluginRecord:
     """
     if record.loaded or record.status is not PluginStatus.OK:
         return record
+    notes: list[str] = []
     try:
-        return _load(record, import_heavy)
-    except (Exception, SystemExit) as error:
-        return replace(
+        with surroundings_kept() as notes:
+            loaded = _load(record, import_heavy)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # foreign code raises what it likes, not only an Exception
+        loaded = replace(
             record,
             status=PluginStatus.BROKEN,
             reason=_reason(record, error),
             error=error,
             traceback=_format(error),
         )
+    return replace(loaded, notes=(*loaded.notes, *(f"while it was loaded it {note}" for note in notes)))
 
 
 def _load(record: PluginRecord, import_heavy: bool) -> PluginRecord:
@@ -159,14 +170,16 @@ def _rows(
         declared: object = (result,) if isinstance(result, kind) else result
         if not isinstance(declared, Iterable):
             raise PluginValidationError(f"{hook} must yield {kind.__name__} rows, found {result!r}")
-        for row in declared:
+        for row in islice(declared, MAX_ROWS + 1 - len(rows)):
             if not isinstance(row, kind):
                 raise PluginValidationError(
                     f"{hook}: row {len(rows)} must be a {kind.__name__}, found {row!r}"
                 )
             rows.append(_provided(row, record))
-    names = [row.decl.name for row in rows]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if len(rows) > MAX_ROWS:
+        raise PluginValidationError(f"{hook} declares more than {MAX_ROWS} rows; does its generator end?")
+    counts = Counter(row.decl.name for row in rows)
+    if twice := sorted(name for name, n in counts.items() if n > 1):
         raise PluginValidationError(f"{hook} declares {', '.join(twice)} more than once")
     return tuple(rows)
 
@@ -180,7 +193,7 @@ def _provided(row: Row, record: PluginRecord) -> Provided[Row]:
 
 def _check_names(record: PluginRecord) -> None:
     """Check names that refer to other rows, or to the plugin itself."""
-    own = [row.decl.name for row in record.specs]
+    own = {row.decl.name: None for row in record.specs}
     for model in record.models:
         spec = model.decl.spec
         if spec is not None and spec not in own and spec not in CORE_SPECS:
@@ -221,12 +234,9 @@ def _reason(record: PluginRecord, error: BaseException) -> str:
             f"{entry.version} is listed as installed; reinstall it or pip uninstall {entry.distribution}"
         )
     if isinstance(error, PluginValidationError | pluggy.PluginValidationError):
-        return _one_line(str(error))
-    return _one_line(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
+        return error_text(error)
+    text = error_text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _format(error: BaseException) -> str:

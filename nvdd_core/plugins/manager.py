@@ -19,6 +19,7 @@ import nvdd_core
 from nvdd_core.errors import PluginNotFoundError, PluginUnusableError
 from nvdd_core.plugins import agreement, messages
 from nvdd_core.plugins.discovery import examine, find_entries
+from nvdd_core.plugins.foreign import error_text, surroundings_kept
 from nvdd_core.plugins.loading import CORE_SPECS, load
 from nvdd_core.plugins.record import PluginEntry, PluginRecord, PluginStatus, Provided
 from nvdd_core.plugins.rows import AdapterDecl, ModelDecl, Ref, SpecDecl
@@ -160,7 +161,9 @@ class PluginManager:
     def notes(self) -> tuple[str, ...]:
         """Oddities for people: slips, and copies of a distribution that hide one another."""
         ordered = sorted(self._entries, key=lambda entry: (entry.name, entry.distribution))
-        return (*self.slips, *(f"{entry.label} {note}" for entry in ordered for note in entry.notes))
+        told = [(entry, entry.notes) for entry in ordered]
+        told += [(record.entry, record.notes) for record in self._records]
+        return (*self.slips, *(f"{entry.label} {note}" for entry, notes in told for note in notes))
 
     def _load_at(self, index: int, *, import_heavy: bool = True) -> PluginRecord:
         record = self._records[index]
@@ -312,13 +315,30 @@ class PluginManager:
         PluginUnusableError
             Chains the original error.
         """
+        notes: list[str] = []
         try:
-            return ref.resolve()
-        except (Exception, SystemExit) as error:
+            with surroundings_kept() as notes:
+                return ref.resolve()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # foreign code raises what it likes, not only an Exception
             labels = [record.entry.label for record in self._records if record.name == plugin]
+            told = f"{type(error).__name__}: {error_text(error)}"
             raise PluginUnusableError(
-                f"{labels[0] if labels else plugin}: {ref} can't be imported: {type(error).__name__}: {error}"
+                f"{labels[0] if labels else plugin}: {ref} can't be imported: {told}"
             ) from error
+        finally:
+            self._note(plugin, [f"while {ref} was imported it {note}" for note in notes])
+
+    def _note(self, plugin: str, notes: list[str]) -> None:
+        """Add what a plugin did to this process to its record, once."""
+        if not notes:
+            return
+        with self._lock:
+            self._records = [
+                replace(r, notes=tuple(dict.fromkeys((*r.notes, *notes)))) if r.name == plugin else r
+                for r in self._records
+            ]
 
     def _usable(self) -> list[PluginRecord]:
         # An unavailable plugin's rows are shown with the reason; `_checked` refuses to hand them out.
@@ -328,10 +348,13 @@ class PluginManager:
     def _judged(self, rows: list[Provided[ModelDecl]]) -> list[Provided[ModelDecl]]:
         """Mark models whose bare name is another's: the plugin of that name owns it, else nobody does."""
         plugins = {record.name for record in self._records}
+        claims: dict[str, set[str]] = {}
+        for row in rows:
+            claims.setdefault(row.decl.name, set()).add(row.plugin)
         judged: list[Provided[ModelDecl]] = []
         for row in rows:
             name = row.decl.name
-            rivals = sorted({other.plugin for other in rows if other.decl.name == name} - {row.plugin})
+            rivals = sorted(claims[name] - {row.plugin})
             if row.plugin != name and name in plugins and name not in rivals:
                 rivals = [name]
             if row.plugin != name and rivals:

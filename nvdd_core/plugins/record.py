@@ -104,6 +104,8 @@ class PluginRecord:
         Imports that a light module may not have, as ``"torch (file.py:3)"``.
     info, models, specs, adapters
         What it declared; empty unless loaded.
+    notes
+        What loading it changed in this process and had to be put back; the entry has notes of its own.
     traceback
         Text of the error's traceback, for ``nvdd plugins show``.
     error
@@ -119,6 +121,7 @@ class PluginRecord:
     models: tuple[Provided[ModelDecl], ...] = ()
     specs: tuple[Provided[SpecDecl], ...] = ()
     adapters: tuple[Provided[AdapterDecl], ...] = ()
+    notes: tuple[str, ...] = ()
     traceback: str = ""
     error: BaseException | None = field(default=None, compare=False, repr=False)
 

@@ -55,7 +55,7 @@ def plugin_row(record: PluginRecord) -> Json:
         "maturity": None if info is None else info.maturity,
         "location": entry.location,
         "editable": entry.editable,
-        "notes": list(entry.notes),
+        "notes": [*entry.notes, *record.notes],
         "models": [_model(row) for row in record.models],
         "specs": [_spec(row) for row in record.specs],
         "adapters": [_adapter(row) for row in record.adapters],
@@ -209,8 +209,8 @@ def ascii_text(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out rows in left-aligned columns two blanks apart; the last column runs on."""
-    cells = [list(header), *([ascii_text(cell) or "-" for cell in row] for row in rows)]
+    """Lay out rows in left-aligned columns two blanks apart, each on one line; the last column runs on."""
+    cells = [list(header), *([ascii_text(" ".join(cell.split())) or "-" for cell in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     return "\n".join(
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
@@ -256,10 +256,14 @@ def models_table(document: Json) -> str:
 
 
 def adapters_table(rows: Sequence[Json]) -> str:
-    """Lay out the rows of `adapters_document` for a terminal; what there is to say of one ends its line."""
+    """Lay out the rows of `adapters_document` for a terminal; what there is to say of one ends its line.
+
+    Their ``status``, which says whether a declaration can be used, is headed DISCOVERY here, lest it be taken for
+    what became of an adapter that was tried.
+    """
     if not rows:
         return "no adapters: no usable plugin among those asked for declares one"
-    header = ["ADAPTER", "PLUGIN", "KIND", "MATURITY", "STATUS", "RUNTIME", "TARGET"]
+    header = ["ADAPTER", "PLUGIN", "KIND", "MATURITY", "DISCOVERY", "RUNTIME", "TARGET"]
     cells = [
         [
             row["name"],
@@ -278,7 +282,7 @@ def adapters_table(rows: Sequence[Json]) -> str:
         if any(words):
             header.append(title)
             for cell, word in zip(cells, words, strict=True):
-                cell.append(" ".join(word.split()))
+                cell.append(word)
     return table(header, cells)
 
 
@@ -318,7 +322,11 @@ def plugin_page(record: PluginRecord) -> str:
 def _facts(facts: Mapping[str, str | None]) -> str:
     known = {name: value for name, value in facts.items() if value}
     width = max(len(name) for name in known) + 1
-    return "\n".join(f"{name + ':':<{width}} {ascii_text(value)}" for name, value in known.items())
+    indent = "\n" + " " * (width + 1)  # else a line of a text could pass for a fact
+    return "\n".join(
+        f"{name + ':':<{width}} {indent.join(ascii_text(value).splitlines())}"
+        for name, value in known.items()
+    )
 
 
 def header_line(manager: PluginManager) -> str:

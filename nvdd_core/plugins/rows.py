@@ -12,12 +12,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 
 from nvdd_core.errors import PluginValidationError
 
 PLUGIN_NAME = re.compile(r"[a-z][a-z0-9_]*")
 _MODEL_NAME = re.compile(r"[a-z][a-z0-9_.-]*")
 _SPEC_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MAX_REQUIRES = 100
 _ADAPTER_NAME = re.compile(r"[a-z][a-z0-9_]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -109,7 +111,11 @@ def _frozen_requires(row: str, requires: object) -> tuple[str, ...]:
         raise PluginValidationError(
             f"{row}: requires must be a tuple of requirements such as ('package>=1.0',), found {requires!r}"
         )
-    items = tuple(requires)
+    items = tuple(islice(requires, _MAX_REQUIRES + 1))
+    if len(items) > _MAX_REQUIRES:
+        raise PluginValidationError(
+            f"{row}: requires holds more than {_MAX_REQUIRES} requirements; does it end?"
+        )
     for item in items:
         if not isinstance(item, str):
             raise PluginValidationError(f"{row}: requires holds strings only, found {item!r}")

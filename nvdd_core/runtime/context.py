@@ -12,16 +12,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 import torch
 
 from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
-from nvdd_core.errors import InputError
+from nvdd_core.errors import DistributedError, InputError
 from nvdd_core.spec import ScatterMode, StrategyKind
 from nvdd_core.tensor import ShardTensor
+from nvdd_core.tensor.exchanges import exchanged
 
 
 class Scope(Enum):
@@ -51,7 +52,6 @@ class DomainContext:
     plan: HaloPlan | None = None
     strategy: StrategyKind = StrategyKind.HALO
     scatter: ScatterMode = ScatterMode.LOCAL
-    exchanged: list[torch.Tensor] = field(default_factory=list)
 
     @property
     def n_owned(self) -> int | None:
@@ -67,11 +67,30 @@ class DomainContext:
 _NONE = DomainContext()
 # One a process, not one a thread: autograd runs the backward pass of a GPU in a thread of its own.
 _LIVE: list[DomainContext] = [_NONE]
+_KEPT: list[bool] = []
 
 
 def current_dd_context() -> DomainContext:
-    """Return the context of the evaluation under way, or one that is not distributed."""
+    """Return the context of the evaluation under way, or one that is not distributed.
+
+    Raises
+    ------
+    DistributedError
+        When a layer runs again for its gradient (``torch.utils.checkpoint``) although the evaluation over several
+        ranks that kept its graph is over, so that ghosts would stay stale.
+    """
+    if _LIVE[-1] is _NONE and _KEPT and torch._C._current_graph_task_id() >= 0:
+        raise DistributedError(
+            "a checkpointed layer runs again for its gradient after the evaluation is over: differentiate inside "
+            "`with model.differentiating(sharded):`"
+        )
     return _LIVE[-1]
+
+
+def keep_graphs() -> None:
+    """Note that an evaluation over several ranks has handed out a graph."""
+    if not _KEPT:
+        _KEPT.append(True)
 
 
 @contextmanager
@@ -164,9 +183,7 @@ def refresh_neighbors(x: torch.Tensor) -> torch.Tensor:
                 f"compute all {context.plan.n_local} local rows there, not only the {context.plan.n_owned} owned ones"
             )
         return x
-    out = context.plan.forward(to_local(x)[: context.plan.n_owned])
-    context.exchanged.append(out)
-    return out
+    return exchanged(context.plan.forward, to_local(x)[: context.plan.n_owned])
 
 
 def scatter_to_owners(x: torch.Tensor) -> torch.Tensor:
@@ -184,9 +201,7 @@ def scatter_to_owners(x: torch.Tensor) -> torch.Tensor:
     context = current_dd_context()
     if context.plan is None or not context.exchanges:
         return x
-    out = context.plan.correct(to_local(x))
-    context.exchanged.append(out)
-    return out
+    return exchanged(context.plan.correct, to_local(x))
 
 
 def system_sum(
@@ -212,7 +227,7 @@ def system_sum(
     if context.plan is not None:
         values, system = values[: context.plan.n_owned], system[: context.plan.n_owned]
     out = values.new_zeros((n_systems, *values.shape[1:])).index_add(0, system, values)
-    if scope is Scope.OWNED and context.is_distributed and context.mesh is not None:
-        out = all_reduce_sum_symmetric(out, context.mesh)
-        context.exchanged.append(out)
-    return out
+    mesh = context.mesh
+    if scope is Scope.LOCAL or not context.is_distributed or mesh is None:
+        return out
+    return exchanged(lambda share: all_reduce_sum_symmetric(share, mesh), out)

@@ -14,8 +14,8 @@ Layer: runtime.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import torch
@@ -27,7 +27,7 @@ from nvdd_core.partition import apply_by_segment
 from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
-from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, to_local
+from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, keep_graphs
 from nvdd_core.runtime.domain import Domain, DomainBuilder
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_adapters import ModelAdapters
@@ -46,20 +46,22 @@ from nvdd_core.tensor import (
 )
 
 
-def _served(spec: MLIPSpec) -> MLIPSpec:
-    """Return `spec` if the runtime does everything that it declares.
+def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
+    """Return `spec` for the strategy of the run, which is what counts.
 
     Raises
     ------
     SpecError
-        Naming the first field that would be ignored.
+        When it asks for a storage that models are not run on.
     """
-    distribution = spec.distribution
-    if not isinstance(distribution.storage, HaloStorage):
+    storage = spec.distribution.storage
+    if not isinstance(storage, HaloStorage):
         raise SpecError(
-            f"the model's spec asks for {type(distribution.storage).__name__}; only HaloStorage is served so far"
+            f"the model's spec asks for {type(storage).__name__}; models are run on HaloStorage only, so far"
         )
-    return spec
+    if strategy is StrategyKind.WIDE_HALO:  # ghosts are computed in full: nothing is exchanged, nor corrected
+        storage = storage.replace(scatter=ScatterMode.LOCAL)
+    return spec.replace(distribution=spec.distribution.replace(strategy=strategy, storage=storage))
 
 
 def _tied(named: Mapping[str, torch.Tensor], tie: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -101,9 +103,9 @@ class DistributedModel:
         self.model = model
         self.config = config if config is not None else DomainConfig()
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
-        self.spec = _served(model.distribution_spec(self.config.strategy) if spec is None else spec)
-        exchanges = self.config.strategy is not StrategyKind.WIDE_HALO
-        self._adapters = ModelAdapters(model, self.spec, self.mesh, exchanges=exchanges)
+        declared = model.distribution_spec(self.config.strategy) if spec is None else spec
+        self.spec = _served(declared, self.config.strategy)
+        self._adapters = ModelAdapters(model, self.spec, self.mesh)
         self.timer = PhaseTimer(self.mesh.device)
         self.n_rebuilds = 0
         self._builder = DomainBuilder(
@@ -259,9 +261,18 @@ class DistributedModel:
         if partial.virial is not None:
             virial = totals[1 + n_systems : 1 + 10 * n_systems].view(n_systems, 3, 3)
             stress = self._stress(virial, sharded)
+        self._refuse_extras(partial)
         forces = None if partial.forces is None else partial.forces.double()
         node_energy = partial.node_energy if "node_energy" in wanted else None
         return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
+
+    def _refuse_extras(self, partial: Partial) -> None:
+        """Raise on every rank if an output of the model's own is not finite on any rank (collective)."""
+        for name, value in partial.extra.items():
+            bad = int(not bool(torch.isfinite(value).all()))
+            ranks = [rank for rank, (n,) in enumerate(self.mesh.all_gather_ints([bad])) if n]
+            if ranks:
+                raise NumericalError(f"the model's output '{name}' is not finite, on rank {ranks[0]} first")
 
     def _stress(self, virial: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
         volume = torch.linalg.det(sharded.cell).abs().to(virial.device)
@@ -292,7 +303,7 @@ class DistributedModel:
             with self.timer.phase("exchange"):
                 local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
             with self.timer.phase("model"):
-                out, _ = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
+                out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
                 rows = self._rows(out, ("forces", "node_energy", "node_virial"))
                 energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
                 extra = self._extra(out, wanted)
@@ -338,13 +349,16 @@ class DistributedModel:
                     symmetric = 0.5 * (strain + strain.mT)
                     local = local + apply_by_segment(local, symmetric, domain.system)
                     cell = cell + cell @ symmetric
-                out, exchanged = self._forward(sharded, local, cell, wanted)
-                rows = self._rows(out, ("node_energy", "node_virial"))
-                energy = self._energy(out, rows, sharded)
-                extra = self._extra(out, wanted)
+                with collect_exchanges(anchor=local) as exchanges:
+                    out = self._forward(sharded, local, cell, wanted)
+                    rows = self._rows(out, ("node_energy", "node_virial"))
+                    energy = self._energy(out, rows, sharded)
+                    extra = self._extra(out, wanted)
+                if derive and not energy.requires_grad:
+                    results.refuse_detached(self.mesh.rank, domain.neighbors.n_edges)
                 # A rank whose rows see no ghost must take part in every reverse exchange all the same, and, where
                 # the graph is kept, in those of the second derivative: squares of no entries have one.
-                nothing = [t.reshape(-1)[:0] for t in (local, *exchanged)]
+                nothing = [t.reshape(-1)[:0] for t in (local, *exchanges)]
                 if keep_graph:
                     tie = torch.stack([t.square().sum().to(local.dtype) for t in nothing]).sum()
                     energy = energy + tie
@@ -369,8 +383,8 @@ class DistributedModel:
         sums over ranks. It then differentiates its share, all ranks together; gradients with respect to parameters
         are summed over ranks afterwards. The domain must be current.
 
-        Layers that exchange must not be under ``torch.utils.checkpoint`` here: they would run again while the loss is
-        differentiated, when the evaluation is over and nothing refreshes ghosts.
+        Where layers are under ``torch.utils.checkpoint``, differentiate inside `differentiating`, since they run again
+        then and have to exchange again.
 
         Raises
         ------
@@ -387,6 +401,8 @@ class DistributedModel:
             raise InputError(
                 "the rows have moved since the last evaluation: evaluate once, then call differentiable"
             )
+        if self.mesh.size > 1:
+            keep_graphs()
         partial = self._differentiate(sharded, wanted, keep_graph=True)
         if partial.energy is None:
             raise PluginValidationError("the model gave no energy")
@@ -399,30 +415,31 @@ class DistributedModel:
         node_energy = partial.node_energy if "node_energy" in wanted else None
         return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
 
+    @contextmanager
+    def differentiating(self, sharded: ShardedBatch) -> Iterator[None]:
+        """Make what `differentiable` gave differentiable also through checkpointed layers, inside the body."""
+        with self._installed(sharded), enter_context(self._context()):
+            yield
+
     def _forward(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
-    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+    ) -> dict[str, torch.Tensor]:
         domain, context = self.domain, current_dd_context()
         batch = self._local_batch(sharded, local, cell, wanted)
         exchanges = self.mesh.counter.calls["exchange"]
-        with collect_exchanges(context.exchanged):
-            out = self.model.forward(batch)
+        out = self.model.forward(batch)
         if context.exchanges and self.model.layers > 1 and self.mesh.counter.calls["exchange"] == exchanges:
             raise SpecError(
                 f"the model declares {self.model.layers} layers but exchanged nothing between them, so neighbours read "
                 "stale ghost rows: call refresh_neighbors on what they read, or sum into a buffer made by "
                 "batch.positions.new_zeros(batch.n_local, ...), or use the wide-halo strategy"
             )
-        missing = results.expected(wanted, self.spec, out) - out.keys()
-        if missing:
-            raise PluginValidationError(
-                f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(out)}"
-            )
-        out = {name: to_local(t) for name, t in out.items()}
-        if self._checked != (domain.version, wanted):  # once a rebuild: shapes follow from the domain
-            results.check_shapes(out, self.spec, domain.plan, domain.cell.shape[0])
+        found = results.results_of(out, wanted, self.spec)
+        results.check_shapes(found, self.spec, domain.plan, domain.cell.shape[0])
+        if self._checked != (domain.version, wanted):  # once a rebuild: it costs a collective
+            results.check_agreement(found, self.spec, self.mesh)
             self._checked = (domain.version, wanted)
-        return out, context.exchanged
+        return found
 
     def _local_batch(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]

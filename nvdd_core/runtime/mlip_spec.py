@@ -44,6 +44,7 @@ class ForceStrategy(StrEnum):
 UNDECLARED = OutputSpec()
 """What holds for an output that a spec doesn't name."""
 
+_PER_ROW = frozenset({"forces", "node_energy", "node_virial"})
 _DISTRIBUTION = DistributionSpec()
 _NO_OUTPUTS: FrozenMap[OutputSpec] = FrozenMap()
 _COMPILE_POLICY = CompilePolicy()
@@ -102,6 +103,10 @@ class MLIPSpec(SpecData):
     def output(self, name: str) -> OutputSpec:
         """Return what is declared for an output, `UNDECLARED` when nothing is."""
         return self.outputs.get(name, UNDECLARED)
+
+    def per_row(self, name: str) -> bool:
+        """Return whether dim 0 of an output counts rows: by definition, or since it is declared so."""
+        return name in _PER_ROW or self.output(name).kind is OutputKind.PER_NODE
 
 
 _OUTPUTS = {

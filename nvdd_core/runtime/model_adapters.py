@@ -8,7 +8,6 @@ Layer: runtime.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,17 +15,11 @@ import torch
 
 from nvdd_core.adapters import AdapterRegistry, AdapterStatus, OpAdapter, intercept_plain_calls
 from nvdd_core.comm import Mesh
+from nvdd_core.errors import SpecError
 from nvdd_core.plugins import default_manager
 from nvdd_core.runtime.mlip_spec import MLIPSpec
 from nvdd_core.runtime.model_api import Model
-from nvdd_core.tensor import DispatchRules, ParticleHaloConfig, ParticleHaloMetadata, RowScope
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rules:
-    """Rules of an evaluation, in the form that rows carry them."""
-
-    dispatch_rules: DispatchRules
+from nvdd_core.tensor import ParticleHaloConfig, ParticleHaloMetadata, RowScope
 
 
 class ModelAdapters:
@@ -39,17 +32,23 @@ class ModelAdapters:
     spec : MLIPSpec
     mesh : Mesh
         On a mesh of one rank nothing is ever installed.
-    exchanges : bool
-        Whether ghosts are filled by exchanges under the strategy at hand.
+
+    Raises
+    ------
+    SpecError
+        When an adapter has to reach into a module that is compiled already, and would be passed over in silence.
     """
 
-    def __init__(self, model: Model, spec: MLIPSpec, mesh: Mesh, *, exchanges: bool) -> None:
+    def __init__(self, model: Model, spec: MLIPSpec, mesh: Mesh) -> None:
         declared = (*spec.distribution.custom_ops, *spec.distribution.third_party_helpers)
         owner = owner_of(model) if declared else ""
         self._active = bool(declared) and mesh.size > 1
         self._ops = any(isinstance(adapter, OpAdapter) for adapter in declared)
-        self._rules = _Rules(dataclasses.replace(spec.dispatch_rules, exchanges=exchanges))
-        self._registry = AdapterRegistry((), owner=owner, root=root_module(model))
+        self._spec = spec
+        root = root_module(model)
+        if self._active and root is not None:
+            _refuse_compiled(root)
+        self._registry = AdapterRegistry((), owner=owner, root=root)
         for adapter in declared:
             self._registry.add(adapter, plugin=owner)  # type: ignore[arg-type]  # checked there
 
@@ -68,7 +67,7 @@ class ModelAdapters:
             if not self._ops:
                 yield
                 return
-            with intercept_plain_calls(RowScope(meta, config, self._rules, n_systems)):
+            with intercept_plain_calls(RowScope(meta, config, self._spec, n_systems)):
                 yield
 
     def status(self) -> tuple[AdapterStatus, ...]:
@@ -80,6 +79,15 @@ def root_module(model: object) -> torch.nn.Module | None:
     """Return the torch module inside a model: the model itself, or its attribute ``module``."""
     inner = model if isinstance(model, torch.nn.Module) else getattr(model, "module", None)
     return inner if isinstance(inner, torch.nn.Module) else None
+
+
+def _refuse_compiled(root: torch.nn.Module) -> None:
+    for name, module in root.named_modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            raise SpecError(
+                f"the model's module {name or type(module).__name__!r} is compiled (torch.compile), so the adapters of "
+                "its spec would not take effect inside; hand nvdd the module as it was before"
+            )
 
 
 def owner_of(model: object) -> str:

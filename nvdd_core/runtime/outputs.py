@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nvdd_core.comm import HaloPlan, all_reduce_sum_symmetric
+from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
 from nvdd_core.errors import InputError, PluginValidationError, SpecError
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.spec import OutputKind, Reduce
+from nvdd_core.tensor import ShardTensor
+from nvdd_core.tensor.exchanges import exchanged
 
 OUTPUTS = ("energy", "forces", "stress", "node_energy", "node_virial")
 DEFAULT_OUTPUTS = frozenset({"energy", "forces"})
@@ -52,6 +54,11 @@ class Outputs:
     node_energy: torch.Tensor | None
     node_virial: torch.Tensor | None
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Return what there is, by name."""
+        known = {name: getattr(self, name) for name in OUTPUTS}
+        return {name: value for name, value in known.items() if value is not None} | dict(self.extra)
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,81 @@ def expected(wanted: frozenset[str], spec: MLIPSpec, given: Iterable[str]) -> se
     return {*names, *(wanted & {"forces"}), *stress, *energy}
 
 
+def results_of(out: object, wanted: frozenset[str], spec: MLIPSpec) -> dict[str, torch.Tensor]:
+    """Return what of a model's results was asked for, as plain tensors.
+
+    Raises
+    ------
+    PluginValidationError
+        When forward gave no dictionary of tensors, lacks something, or gave energies that are no real numbers.
+    """
+    if not isinstance(out, Mapping):
+        raise PluginValidationError(
+            f"the model's forward gave {type(out).__name__}; expected a dictionary of tensors"
+        )
+    missing = expected(wanted, spec, out) - out.keys()
+    if missing:
+        raise PluginValidationError(
+            f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(map(str, out))}"
+        )
+    found: dict[str, torch.Tensor] = {}
+    for name in (wanted | {"node_energy"} | ({"virial"} if "stress" in wanted else set())) & out.keys():
+        value = out[name]
+        if not isinstance(value, torch.Tensor):
+            raise PluginValidationError(
+                f"the model gave '{name}' as {type(value).__name__}; expected a tensor"
+            )
+        if name not in wanted - set(OUTPUTS) and not value.is_floating_point():
+            raise PluginValidationError(
+                f"the model gave '{name}' of {value.dtype}; expected floating point numbers"
+            )
+        found[name] = value.to_local() if isinstance(value, ShardTensor) else value
+    return found
+
+
+def refuse_detached(rank: int, n_edges: int) -> None:
+    """Refuse an energy without a graph, whose derivative would be taken for zero.
+
+    A rank without edges may have energies that don't depend on where its rows are.
+
+    Raises
+    ------
+    PluginValidationError
+    """
+    if n_edges:
+        raise PluginValidationError(
+            f"rank {rank}: the model's energy does not depend on positions, although there are edges: something in its "
+            "forward detaches it (detach, .data, numpy, torch.no_grad, a kernel without a gradient). A model that "
+            "computes forces itself declares ForceStrategy.DIRECT"
+        )
+
+
+def check_agreement(out: Mapping[str, torch.Tensor], spec: MLIPSpec, mesh: Mesh) -> None:
+    """Refuse results that are declared complete on every rank and differ between ranks (collective).
+
+    Raises
+    ------
+    PluginValidationError
+        On every rank.
+    """
+    for name in sorted(out):
+        output = spec.output("stress" if name == "virial" else name)
+        per_row = output.kind in (OutputKind.PER_NODE, OutputKind.UNKNOWN)
+        whole = not per_row and output.combined is not Reduce.ALL_REDUCE
+        if not whole:
+            continue
+        mine = out[name].detach().double().reshape(-1)
+        seen = mesh.all_reduce_max_(torch.cat([mine, -mine]))
+        highest, lowest = seen[: mine.numel()], -seen[mine.numel() :]
+        precise = 1e-9 if out[name].dtype is torch.float64 else 1e-4
+        if bool((highest - lowest > precise * (1.0 + highest.abs())).any()):
+            raise PluginValidationError(
+                f"the model's '{name}' is declared complete on every rank, but differs between ranks by up to "
+                f"{float((highest - lowest).max()):.3g}: it is each rank's share (declare Reduce.ALL_REDUCE), or lacks "
+                "a sum over ranks (system_sum)"
+            )
+
+
 def check_shapes(out: Mapping[str, torch.Tensor], spec: MLIPSpec, plan: HaloPlan, n_systems: int) -> None:
     """Refuse results of the wrong shape, which a slice or a sum would turn into wrong numbers.
 
@@ -157,7 +239,7 @@ def check_shapes(out: Mapping[str, torch.Tensor], spec: MLIPSpec, plan: HaloPlan
 def owned_rows(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
     """Return owned rows of a per-row result: shares are summed into owners (collective), copies are left out."""
     if spec.output(name).combined is Reduce.ALL_REDUCE:
-        return plan.reverse(value)
+        return exchanged(plan.reverse, value)
     return value[: plan.n_owned]
 
 
@@ -167,7 +249,7 @@ def combine(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> t
     if output.kind is OutputKind.PER_NODE:
         return owned_rows(name, value, spec, plan)
     if output.combined is Reduce.ALL_REDUCE:
-        return all_reduce_sum_symmetric(value, plan.mesh)
+        return exchanged(lambda share: all_reduce_sum_symmetric(share, plan.mesh), value)
     return value
 
 

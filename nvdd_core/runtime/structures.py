@@ -8,7 +8,6 @@ Invariant: what is read doesn't depend on how the interpreter was started. Layer
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Any
 
 import ase
 
+from nvdd_core.environment import child_environment, search_path
 from nvdd_core.errors import InputError
 
 # Readers of ASE do some of their work in assert statements: under ``python -O`` its reader of extended XYZ takes
@@ -80,10 +80,11 @@ def _read_here(path: Path, index: str) -> Any:
 
 def _read_apart(path: Path, index: str) -> Any:
     """Do the same in a process that is not optimised."""
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONOPTIMIZE"}
-    order = json.dumps([str(path), index, [entry or os.getcwd() for entry in sys.path]])
+    env = child_environment()
+    env.pop("PYTHONOPTIMIZE", None)
+    order = json.dumps([str(path), index, search_path()])
     done = subprocess.run(  # a fixed program, by our own interpreter
-        [sys.executable, "-P", "-c", _CHILD],
+        [sys.executable, "-P", "-c", _CHILD],  # without the flags of `interpreter_command`
         input=order.encode(),
         stdout=subprocess.PIPE,
         env=env,

@@ -15,14 +15,10 @@ import os
 import pickle
 import signal
 import sys
-import threading
-import time
 from multiprocessing import spawn
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
-
-_WATCH_S = 0.5
 
 
 class _Early(pickle.Unpickler):
@@ -30,12 +26,6 @@ class _Early(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         return SimpleNamespace
-
-
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_WATCH_S)
-    os._exit(1)
 
 
 def _mesh(setup: Any) -> Any:
@@ -79,8 +69,11 @@ def main(pipe: Connection) -> int:
         signal.SIGINT, signal.SIG_IGN
     )  # an interrupt is the parent's to handle; it ends its workers
     setup = _Early(io.BytesIO(pipe.recv_bytes())).load()
-    threading.Thread(target=_end_with_parent, args=(setup.parent,), daemon=True).start()
     sys.path[:] = setup.sys_path
+
+    from nvdd_core.environment import end_with_parent
+
+    end_with_parent(setup.parent)  # before torch is imported, which takes seconds
 
     from nvdd_core.runtime.worker_messages import Call, Done, Failed
 

@@ -17,8 +17,8 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nvdd_core.environment import GROUP_VARIABLES
+from nvdd_core.environment import child_environment, interpreter_command, search_path
 from nvdd_core.errors import DistributedError, InputError, RankLostError
 from nvdd_core.runtime.worker_messages import Call, Done, Failed, Setup
 
@@ -68,6 +68,7 @@ class WorkerPool:
                 "the function to a module"
             )
         self.n_ranks, self.device, self.timeout_s = n_ranks, device, timeout_s
+        self._turn = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="nvdd-pool-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
@@ -89,6 +90,8 @@ class WorkerPool:
     ) -> list[Any]:
         """Call ``function(mesh, *args)`` on every rank and return the results, rank 0 first.
 
+        Calls from several threads wait for one another.
+
         Parameters
         ----------
         function : callable or str
@@ -96,7 +99,7 @@ class WorkerPool:
         *args
             What can be pickled.
         timeout_s : float, optional
-            Time limit, seconds; default the pool's.
+            Time limit, seconds, from when it is this call's turn; default the pool's.
 
         Raises
         ------
@@ -106,20 +109,23 @@ class WorkerPool:
             When a rank died or the time is over. What a rank raised is raised here, with its rank named. In each
             case the pool is closed.
         """
+        call = _call(function, args)
+        with self._turn:  # one call at a time: ranks answer whoever listens
+            answers = self._answers(call, self.timeout_s if timeout_s is None else timeout_s)
+        return [pickle.loads(answer.payload) for answer in answers]
+
+    def _answers(self, call: bytes, limit_s: float) -> list[Done]:
         if not self.is_open:
             raise DistributedError("this pool of workers is closed; make a new one")
-        call = _call(function, args)
-        limit = self.timeout_s if timeout_s is None else timeout_s
         try:
             for pipe in self._pipes:
                 # a rank that has ended: `_collect` says how
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     pipe.send_bytes(call)
-            answers = self._collect(limit)
+            return self._collect(limit_s)
         except BaseException:
             self.close()
             raise
-        return [pickle.loads(answer.payload) for answer in answers]
 
     def close(self) -> None:
         """End the ranks; harmless when they are ended already."""
@@ -137,12 +143,11 @@ class WorkerPool:
     # -- starting and listening ----------------------------------------------------------------------------
 
     def _start(self) -> None:
-        environ = {k: v for k, v in os.environ.items() if k not in GROUP_VARIABLES} | {_IN_WORKER: "1"}
-        optimise = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
+        environ, path = child_environment(**{_IN_WORKER: "1"}), tuple(search_path())
         for rank in range(self.n_ranks):
             mine, theirs = Pipe()
             self._pipes.append(mine)
-            command = [sys.executable, "-P", *optimise, str(_WORKER), str(theirs.fileno())]
+            command = interpreter_command(str(_WORKER), str(theirs.fileno()))
             with theirs:
                 self._processes.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environ))
             setup = Setup(
@@ -150,7 +155,7 @@ class WorkerPool:
                 size=self.n_ranks,
                 device=self.device,
                 rendezvous=f"{self._folder.name}/rendezvous",
-                sys_path=tuple(entry or os.getcwd() for entry in sys.path),
+                sys_path=path,
                 parent=os.getpid(),
             )
             mine.send_bytes(pickle.dumps(setup))

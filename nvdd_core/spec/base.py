@@ -106,24 +106,26 @@ class SpecData:
                 f"{name}: no 'version' found, expected {VERSION}; was this written by to_dict or save?"
             )
         version = body.pop("version")
-        if version != VERSION or isinstance(version, bool):
+        if type(version) is not int or version != VERSION:  # True and 1.0 equal 1
             raise SpecError(
                 f"{name}: version {version!r} found, this nvdd reads {VERSION}; update nvdd or the file"
             )
         return cls._from_body(body, name)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the spec to a JSON file, aside first and then renamed, so that the file is always whole."""
+        """Write the spec to a JSON file, aside first and then renamed, so that the file is always whole.
+
+        Raises
+        ------
+        SpecError
+            When the file can't be written, or the spec holds code that has no importable name.
+        """
         target = Path(path)
         text = json.dumps(self.to_dict(), indent=2) + "\n"
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as out:
-                out.write(text)
-            os.replace(name, target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+            _write_whole(target, text)
+        except OSError as exc:
+            raise SpecError(f"{path}: the spec can't be written: {exc.strerror or exc}") from exc
 
     @classmethod
     def load(cls: type[S], path: str | os.PathLike[str]) -> S:
@@ -141,7 +143,7 @@ class SpecData:
             raise SpecError(f"{path}: can't be read as a spec: {exc.strerror or exc}") from exc
         except SpecError as exc:
             raise SpecError(f"{path}: {exc}") from exc
-        except ValueError as exc:  # malformed JSON or text that is no UTF-8
+        except (ValueError, RecursionError) as exc:  # malformed JSON or text that is no UTF-8
             raise SpecError(f"{path}: not a JSON file: {exc}") from exc
 
     def _body(self) -> dict[str, Any]:
@@ -164,6 +166,8 @@ class SpecData:
             raise SpecError(f"{where}: unknown key {unknown[0]!r}; known keys are {', '.join(decoders)}")
         if not isinstance(given, list) or not all(isinstance(n, str) and n in decoders for n in given):
             raise SpecError(f"{where}.{_GIVEN}: expected a list of field names, found {given!r}")
+        if absent := sorted(set(given) - body.keys()):
+            raise SpecError(f"{where}.{_GIVEN}: names {absent[0]!r}, for which there is no value")
         values = {n: decoders[n](v, f"{where}.{n}") for n, v in body.items()}
         return _build(cls, values, frozenset(given))
 
@@ -219,7 +223,7 @@ def decode_variant(*classes: type[SpecData]) -> Decode:
 
     def decode(value: Any, where: str) -> SpecData:
         kind = _mapping(value, where).get("type")
-        if kind not in by_name:
+        if not isinstance(kind, str) or kind not in by_name:
             raise SpecError(f"{where}.type: expected one of {', '.join(map(repr, by_name))}, found {kind!r}")
         return by_name[kind]._from_body(value, where)
 
@@ -244,6 +248,17 @@ def decode_tuple(item: Decode) -> Callable[[Any, str], tuple[Any, ...]]:
         return tuple(item(v, f"{where}[{i}]") for i, v in enumerate(value))
 
     return decode
+
+
+def _write_whole(target: Path, text: str) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def _names(cls: type[SpecData]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from nvdd_core.tensor.lookup import GatherMetadata, RowLookup
 from nvdd_core.tensor.meta import ParticleHaloConfig, ParticleHaloMetadata, loading_onto
 from nvdd_core.tensor.modes import DispatchRules, DispatchSpec, RowKind, ScatterMode, StorageKind
 from nvdd_core.tensor.registry import REGISTRY, Handler, HandlerRegistry, Registration
-from nvdd_core.tensor.rows import RowScope, current_row_scope, row_scope
+from nvdd_core.tensor.rows import RowScope
 from nvdd_core.tensor.shard_tensor import ShardTensor
 from nvdd_core.tensor.trace import DispatchRecord, DispatchTrace
 
@@ -30,9 +30,7 @@ __all__ = [
     "ShardTensor",
     "StorageKind",
     "collect_exchanges",
-    "current_row_scope",
     "loading_onto",
-    "row_scope",
     "safe_globals",
 ]
 

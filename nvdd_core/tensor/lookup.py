@@ -26,7 +26,7 @@ import torch
 
 from nvdd_core.comm import HaloPlan, Mesh, agreed
 from nvdd_core.errors import SpecError
-from nvdd_core.tensor.exchanges import note_exchange
+from nvdd_core.tensor.exchanges import exchanged
 from nvdd_core.tensor.meta import Distribution, MeshPlace, new_token
 from nvdd_core.tensor.modes import RowKind
 
@@ -54,7 +54,7 @@ class RowLookup:
 
     def fetch(self, owned: torch.Tensor) -> torch.Tensor:
         """Return the rows that `index` refers to, (n_local [+ 1], *F) (collective, differentiable)."""
-        local = note_exchange(self.plan.forward(_plain(owned)))
+        local = exchanged(self.plan.forward, _plain(owned))
         if not self.padded:
             return local
         return torch.cat([local, local.new_zeros((1, *local.shape[1:]))])
@@ -71,16 +71,26 @@ class RowLookup:
         -------
         Tensor, shape (n_owned, *F)
         """
-        return note_exchange(self.plan.reverse(written[: self.plan.n_local]))
+        return exchanged(self.plan.reverse, written[: self.plan.n_local])
 
 
 class _Kept(NamedTuple):
-    """A lookup, its number, which is the same on every rank, and the very tensor and state that it was made for."""
+    """A lookup, its number, which is the same on every rank, and the very tensor and content that it was made for."""
 
     number: int
     tensor: weakref.ref[torch.Tensor]
-    version: int
+    content: torch.Tensor
     lookup: RowLookup
+
+    def serves(self, index: torch.Tensor) -> bool:
+        """Whether `index` is that tensor and says the same still; no version counts writes from outside torch."""
+        if self.tensor() is not index or (index.dtype, index.device) != (
+            self.content.dtype,
+            self.content.device,
+        ):
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            return torch.equal(index, self.content)
 
 
 class _Request(NamedTuple):
@@ -181,9 +191,8 @@ class GatherMetadata(Distribution):
     def plan_for(self, index: torch.Tensor, problem: SpecError | None = None) -> RowLookup:
         """Return what serves `index`, a tensor of global ids of any shape (collective).
 
-        Plans of the last few index tensors are kept. One is used again for the very same tensor as long as torch
-        has seen no write to it, and when every rank has its part of that plan; a write through ``.data`` or from
-        outside torch escapes that, as it escapes autograd.
+        Plans of the last few index tensors are kept. One is used again for the very same tensor as long as its
+        entries are the same, and when every rank has its part of that plan.
 
         Parameters
         ----------
@@ -206,6 +215,7 @@ class GatherMetadata(Distribution):
         counts = _wanted(kept, request, self.mesh.size)
         said = _vote(self.mesh, problem, [-1 if kept is None else kept.number, *counts])
         if kept is not None and all(row[0] == kept.number for row in said):
+            self._kept.sort(key=lambda k: k is kept)  # the one used last is given up last
             return kept.lookup
         request = request or self._request(index)
         send = [row[1 + self.mesh.rank] for row in said]
@@ -283,16 +293,18 @@ class GatherMetadata(Distribution):
         return _Request(slots, counts, row[place].view(index.shape), padded)
 
     def _recall(self, index: torch.Tensor) -> _Kept | None:
-        if index.is_inference():  # torch counts no writes to it
-            return None
-        return next((k for k in self._kept if k.tensor() is index and k.version == index._version), None)
+        return next((k for k in self._kept if k.serves(index)), None)
 
     def _keep(self, index: torch.Tensor, lookup: RowLookup) -> None:
-        number = next(self._numbers)  # counted in any case, or ranks would differ
-        if index.is_inference():
-            return
+        number = next(self._numbers)
+        with torch._C.DisableTorchFunctionSubclass():
+            content = index.detach().clone()
         alive = [k for k in self._kept if (tensor := k.tensor()) is not None and tensor is not index]
-        self._kept[:] = [*alive, _Kept(number, weakref.ref(index), index._version, lookup)][-_KEPT_PLANS:]
+        alive.append(_Kept(number, weakref.ref(index), content, lookup))
+        # Other indices never drive out the plan of every id, which is the dearest and serves every full_gather.
+        every = vars(self).get("_every_id")
+        alive.sort(key=lambda k: every is not None and k.tensor() is every)
+        self._kept[:] = alive[-_KEPT_PLANS:]
 
     def __reduce__(self) -> tuple[Callable[..., GatherMetadata], tuple[object, ...]]:
         place = MeshPlace.of(self.mesh)

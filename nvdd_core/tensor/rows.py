@@ -1,8 +1,7 @@
 """`RowScope`: the distribution of the rows at hand, for code that sees plain tensors.
 
-A ShardTensor carries its distribution with it, yet most operations on one give plain tensors. Whoever runs a
-model names the distribution for the time of the run by `row_scope`; code that serves an operation on plain rows
-finds it by `current_row_scope`.
+A ShardTensor carries its distribution with it, yet most operations on one give plain tensors. Whoever serves an
+operation on plain rows is handed a scope instead.
 
 Invariant: a scope holds what a ShardTensor of the same rows holds, so code written for one serves both.
 Layer: tensor.
@@ -10,9 +9,6 @@ Layer: tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 
 from nvdd_core.comm import Mesh
@@ -20,8 +16,6 @@ from nvdd_core.tensor.lookup import GatherMetadata
 from nvdd_core.tensor.meta import ParticleHaloConfig, ParticleHaloMetadata
 from nvdd_core.tensor.modes import DEFAULT_RULES, DispatchRules, DispatchSpec
 from nvdd_core.tensor.shard_tensor import ShardTensor
-
-_CURRENT: ContextVar[RowScope | None] = ContextVar("nvdd_row_scope", default=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +57,3 @@ class RowScope:
         """The mesh over which the rows are spread, None when nothing names one."""
         source = self.meta or self.gather_meta or self.config
         return None if source is None else source.mesh
-
-
-@contextmanager
-def row_scope(scope: RowScope) -> Iterator[RowScope]:
-    """Make `scope` current for the body, in this thread."""
-    token = _CURRENT.set(scope)
-    try:
-        yield scope
-    finally:
-        _CURRENT.reset(token)
-
-
-def current_row_scope() -> RowScope | None:
-    """Return the innermost scope of this thread, None outside of any."""
-    return _CURRENT.get()

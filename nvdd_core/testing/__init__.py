@@ -54,8 +54,8 @@ from nvdd_core.testing.distributed_checks import (
     assert_uneven_split,
     close_pools,
 )
-from nvdd_core.testing.evaluation import Evaluated, ModelSource, evaluate
-from nvdd_core.testing.failures import DOCS_URL, ConformanceError, NotApplicable
+from nvdd_core.testing.evaluation import Evaluated, evaluate
+from nvdd_core.testing.failures import DOCS_URL, ConformanceError, NotApplicable, PartlyChecked
 from nvdd_core.testing.model_checks import (
     assert_checkpoint_is_safe,
     assert_copies_agree,
@@ -99,6 +99,7 @@ from nvdd_core.testing.symmetry_checks import (
     assert_row_order_is_free,
 )
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, TIGHT, Tolerance
+from nvdd_core.validate.source import ModelSource
 
 __all__ = [
     "CAPABILITIES",
@@ -116,6 +117,7 @@ __all__ = [
     "ModelSource",
     "ModelSuite",
     "NotApplicable",
+    "PartlyChecked",
     "PluginSuite",
     "Reduced",
     "SpecSuite",

@@ -18,11 +18,11 @@ from nvdd_core.runtime import Model
 from nvdd_core.spec import StrategyKind
 from nvdd_core.testing.capabilities import Reduced, check_reasons, need
 from nvdd_core.testing.distributed_checks import RANKS, claimed_strategies
-from nvdd_core.testing.evaluation import ModelSource
 from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.model_checks import usable
 from nvdd_core.testing.structures import default_structures
 from nvdd_core.testing.tolerances import Tolerance, chosen
+from nvdd_core.validate.source import ModelSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -64,7 +64,8 @@ class Subject:
     def source(self) -> ModelSource:
         """Where the model comes from."""
         suite = self._suite
-        return ModelSource(suite.model or self._only_model(), suite.options)
+        # of the class: a loader that is read from an instance would be a method of it
+        return ModelSource(type(suite).model or self._only_model(), suite.options)
 
     @cached_property
     def has_model(self) -> bool:

@@ -1,23 +1,20 @@
 """One evaluation as the checks see it: structures in, plain arrays in the order of the atoms out.
 
-Key objects: `ModelSource`, `Evaluated`, `evaluate`, `Watched`. Invariant: an evaluation copies what it is
+Key objects: `Evaluated`, `evaluate`, `Watched`. Invariant: an evaluation copies what it is
 given and returns arrays of its own. Layer: testing.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pkgutil import resolve_name
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import ase
 import numpy as np
 import torch
 
 from nvdd_core.comm import Mesh
-from nvdd_core.plugins import default_manager
 from nvdd_core.runtime import (
     Batch,
     DistributedModel,
@@ -28,52 +25,12 @@ from nvdd_core.runtime import (
     Outputs,
     ShardedBatch,
 )
-from nvdd_core.spec import OutputKind
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array, Tolerance, compare
+from nvdd_core.validate.observe import wanted_outputs
+from nvdd_core.validate.source import ModelSource
 
 Atoms: TypeAlias = "ase.Atoms | Sequence[ase.Atoms]"
-
-
-_ROWS: Final = ("forces", "node_energy", "node_virial")
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """Where a model comes from, so that other processes can make it as well.
-
-    Parameters
-    ----------
-    target : str, callable or Model
-        Name of an installed model, ``"package.module:loader"``, an importable loader, or a model itself. A loader
-        is called as ``loader(dtype=..., device=..., **options)``.
-    options : mapping
-        The loader's options.
-    """
-
-    target: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, model: Any) -> ModelSource:
-        """Return `model` as a source, itself if it is one."""
-        return model if isinstance(model, ModelSource) else cls(model)
-
-    def load(self, dtype: torch.dtype = torch.float64) -> Model:
-        """Make the model on the CPU; a model given as such is returned as it is."""
-        target = self.target
-        if hasattr(target, "forward") and not isinstance(target, type):
-            found: Model = target
-            return found
-        if isinstance(target, str) and ":" not in target:
-            loader: Callable[..., Model] = default_manager().loader(target)
-        else:
-            loader = resolve_name(target) if isinstance(target, str) else target
-        return loader(dtype=dtype, device=torch.device("cpu"), **self.options)
-
-    def key(self) -> bytes:
-        """Return bytes that are equal for equal sources."""
-        return pickle.dumps((self.target, dict(self.options)))
 
 
 @dataclass(frozen=True)
@@ -113,12 +70,10 @@ class Evaluated:
 
 
 def outputs_for(model: Model, atoms: Atoms) -> frozenset[str]:
-    """Return everything that a model can give for these structures; stress where all of them are periodic."""
+    """Return everything that a model can give for these structures, forces among them."""
     if "forces" not in model.outputs:
         raise ConformanceError(f"the model's `outputs` have no forces: {', '.join(sorted(model.outputs))}")
-    frames = [atoms] if isinstance(atoms, ase.Atoms) else atoms
-    periodic = all(bool(frame.pbc.all()) for frame in frames)
-    return frozenset(model.outputs | {"energy"}) - (set() if periodic else {"stress", "node_virial"})
+    return wanted_outputs(model, Batch.from_ase(atoms))
 
 
 def evaluate(
@@ -145,13 +100,11 @@ def evaluate(
 
 def as_arrays(outputs: Outputs, spec: MLIPSpec, wanted: frozenset[str]) -> Evaluated:
     """Copy the `wanted` outputs of a call into arrays of their own, in the order of its rows."""
-    found = {name: getattr(outputs, name) for name in ("energy", "stress", *_ROWS)} | dict(outputs.extra)
     totals: dict[str, Array] = {}
     rows: dict[str, Array] = {}
-    for name, value in found.items():
-        if value is not None and name in wanted | {"energy"}:
-            by_row = spec.output(name).kind is OutputKind.PER_NODE if name in outputs.extra else name in _ROWS
-            (rows if by_row else totals)[name] = value.detach().double().numpy().copy()
+    for name, value in outputs.named().items():
+        if name in wanted | {"energy"}:
+            (rows if spec.per_row(name) else totals)[name] = value.detach().double().numpy().copy()
     return Evaluated(totals, rows)
 
 

@@ -1,6 +1,6 @@
 """How a check ends: passed, failed with a link to its documentation, or not applicable.
 
-Key objects: `ConformanceError`, `NotApplicable`, `check`. Invariant: every failure of a check is a
+Key objects: `ConformanceError`, `NotApplicable`, `PartlyChecked`, `check`. Invariant: every failure of a check is a
 `ConformanceError` whose message ends with the link of that check. Layer: testing.
 """
 
@@ -43,6 +43,10 @@ class ConformanceError(AssertionError):
 
 class NotApplicable(unittest.SkipTest):
     """The check says nothing about this subject; pytest and unittest show the message, which says why."""
+
+
+class PartlyChecked(UserWarning):
+    """A check passed, but left something out; pytest shows it among the warnings, a report as the reason."""
 
 
 def link(anchor: str) -> str:

@@ -22,7 +22,6 @@ from nvdd_core.errors import InputError
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
 from nvdd_core.testing.evaluation import (
     Evaluated,
-    ModelSource,
     Watched,
     compare_all,
     evaluate,
@@ -32,6 +31,7 @@ from nvdd_core.testing.evaluation import (
 from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.process import run_fresh
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, Array, Tolerance, compare
+from nvdd_core.validate.source import ModelSource
 
 _STEP: Final = 2e-6  # of a difference quotient, in cutoffs and as a strain
 _HIGHEST_NUMBER: Final = 118
@@ -206,11 +206,11 @@ def assert_results_do_not_alias(model: Any, atoms: ase.Atoms, where: str = "the 
     sharded = ShardedBatch.scatter(Batch.from_ase(atoms), Mesh.single("cpu"))
     distributed = DistributedModel(model, DomainConfig(skin=0.2 * model.cutoff))
     wanted = outputs_for(model, atoms)
-    first = _named(distributed(sharded, wanted))
+    first = distributed(sharded, wanted).named()
     kept = {name: tensor.clone() for name, tensor in first.items()}
     sharded.positions.add_(1e-3 * model.cutoff * torch.sin(torch.arange(3.0, dtype=torch.float64)))
     sharded.positions[0].add_(2e-3 * model.cutoff)
-    second = _named(distributed(sharded, wanted))
+    second = distributed(sharded, wanted).named()
     for name, tensor in first.items():
         if tensor.grad_fn is not None or tensor.requires_grad:
             raise ConformanceError(f"'{name}' of {where} keeps its graph; detach results")
@@ -225,11 +225,6 @@ def assert_results_do_not_alias(model: Any, atoms: ase.Atoms, where: str = "the 
             raise ConformanceError(
                 f"two results share the storage of '{name}' on {where}; return new tensors"
             )
-
-
-def _named(outputs: Any) -> dict[str, torch.Tensor]:
-    names = ("energy", "forces", "stress", "node_energy", "node_virial")
-    return {name: getattr(outputs, name) for name in names if getattr(outputs, name) is not None}
 
 
 def global_state() -> dict[str, str]:

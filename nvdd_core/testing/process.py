@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from nvdd_core.environment import child_environment, interpreter_command, search_path
 from nvdd_core.testing.failures import ConformanceError
 
 HEAVY: Final = ("torch", "numpy", "ase")
@@ -58,13 +58,13 @@ def run_fresh(target: str, *args: Any, timeout_s: float = _LIMIT_S) -> Any:
     ConformanceError
         When the child fails or takes too long; with the last lines that it wrote.
     """
-    payload = pickle.dumps((sys.path, target, pickle.dumps(args)))
+    payload = pickle.dumps((search_path(), target, pickle.dumps(args)))
     return pickle.loads(_child(_CALL, payload, timeout_s, f"{target} in a new process"))
 
 
 def rows_without_torch(plugin: str, timeout_s: float = _LIMIT_S) -> list[dict[str, Any]]:
     """Return how `nvdd plugins` lists a plugin where torch, numpy and ase can't be imported."""
-    payload = json.dumps([sys.path, plugin, HEAVY]).encode()
+    payload = json.dumps([search_path(), plugin, HEAVY]).encode()
     what = f"listing plugin '{plugin}' without {', '.join(HEAVY)}"
     rows: list[dict[str, Any]] = json.loads(_child(_LIST, payload, timeout_s, what))
     return rows
@@ -74,9 +74,11 @@ def _child(code: str, payload: bytes, timeout_s: float, what: str) -> bytes:
     """Run `code` with `payload` on standard input; return what it wrote into the file that it is given."""
     with tempfile.TemporaryDirectory(prefix="nvdd-conformance-") as folder:
         answer = Path(folder, "answer")
-        command = [sys.executable, "-c", code, str(answer)]
+        command, env = interpreter_command("-c", code, str(answer)), child_environment()
         try:
-            done = subprocess.run(command, input=payload, capture_output=True, timeout=timeout_s, check=False)
+            done = subprocess.run(
+                command, input=payload, env=env, capture_output=True, timeout=timeout_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise ConformanceError(f"{what}: no end after {timeout_s:.0f} s") from error
         if done.returncode != 0 or not answer.exists():

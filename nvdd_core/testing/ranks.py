@@ -26,9 +26,10 @@ from nvdd_core.runtime import (
     current_dd_context,
 )
 from nvdd_core.runtime.model_adapters import root_module
-from nvdd_core.testing.evaluation import Evaluated, ModelSource, as_arrays, outputs_for
+from nvdd_core.testing.evaluation import Evaluated, as_arrays, outputs_for
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array
+from nvdd_core.validate.source import ModelSource
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ def _model(source: ModelSource) -> Model:
         _KEPT.clear()
         _KEPT[key] = source.load()
     return _KEPT[key]
+
+
+def forget() -> None:
+    """Let go of the model that this process made last."""
+    _KEPT.clear()
 
 
 def evaluate_jobs(mesh: Mesh, source: ModelSource, jobs: Sequence[Job]) -> list[list[Share]]:

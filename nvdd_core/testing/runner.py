@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import time
 import unittest
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pkgutil import resolve_name
 from typing import Any
@@ -19,10 +21,11 @@ import click
 import nvdd_core
 from nvdd_core.errors import InputError, NvddError
 from nvdd_core.plugins import PluginStatus, default_manager
+from nvdd_core.plugins.options import parse_options
 from nvdd_core.plugins.report import table
 from nvdd_core.testing.base import Conformance, override_reasons, standard_tests
 from nvdd_core.testing.capabilities import Reduced
-from nvdd_core.testing.failures import ConformanceError, anchor_of, link
+from nvdd_core.testing.failures import ConformanceError, PartlyChecked, anchor_of, link
 from nvdd_core.testing.suites import (
     SUITES,
     AdapterSuite,
@@ -34,6 +37,7 @@ from nvdd_core.testing.suites import (
 
 SCHEMA = 1
 _QUICK_RANKS = (1, 2)
+_OPTION_HELP = "Option of the model's loader; VALUE is read as TOML where it is that, else as text."
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,9 @@ def _run_one(kind: type[Conformance], suite: str, test: str, name: str) -> Check
     outcome, reason, where = "ok", override_reasons(kind).get(test, ""), link(anchor_of(test))
     try:
         method: Callable[[], Any] = getattr(kind(), test)
-        method()
+        with _noted() as notes:
+            method()
+        reason = "; ".join([*([reason] if reason else []), *notes])
     except unittest.SkipTest as error:
         outcome, reason = "skipped", str(error)
     except ConformanceError as error:
@@ -103,6 +109,20 @@ def _run_one(kind: type[Conformance], suite: str, test: str, name: str) -> Check
         outcome, reason = "failed", f"it raised {type(error).__name__}: {error}"
     seconds = round(time.perf_counter() - start, 3)
     return CheckResult(name, suite, test.removeprefix("test_"), outcome, reason, where, seconds)
+
+
+@contextmanager
+def _noted() -> Iterator[list[str]]:
+    """Collect what checks say that they left out; other warnings go their way."""
+    notes: list[str] = []
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", PartlyChecked)
+        yield notes
+    for warning in seen:
+        if issubclass(warning.category, PartlyChecked):
+            notes.append(str(warning.message))
+        else:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def reductions(subject: type[Conformance]) -> dict[str, str]:
@@ -147,7 +167,7 @@ def subjects(
 @click.option("--quick", is_flag=True, help="Leave out 4 ranks.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON (schema 1).")
 @click.option("--model", "models", multiple=True, help="Only this model of the plugin; may be repeated.")
-@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help="Option of the model's loader.")
+@click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP)
 @click.option("--symbol", default="Ar", show_default=True, help="Element of the default structures.")
 @click.option(
     "--profile", metavar="MODULE:CLASS", help="A class derived from Conformance that says the rest."
@@ -168,8 +188,8 @@ def main(
             author = resolve_name(profile)
             chosen = {profile: type("Subject", (author,), {"plugin": name, **attributes})}
         else:
-            given = dict(item.partition("=")[::2] for item in options)
-            chosen = subjects(name, models, {**attributes, "options": given, "symbol": symbol})
+            given = {**attributes, "options": parse_options(options), "symbol": symbol}
+            chosen = subjects(name, models, given)
     except NvddError as error:
         raise click.ClickException(str(error)) from error
     results = list(_all(name, chosen))

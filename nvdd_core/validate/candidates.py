@@ -13,7 +13,7 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import MLIPSpec, neighbor_refresh_adapters
-from nvdd_core.spec import DistributionSpec, HaloStorage, OutputSpec, ScatterMode
+from nvdd_core.spec import DistributionSpec, HaloStorage, OutputSpec, ScatterMode, StrategyKind
 from nvdd_core.spec.base import SpecData
 from nvdd_core.validate.diagnose import Diagnosis
 from nvdd_core.validate.findings import Cause, Fix, Place
@@ -39,7 +39,10 @@ _BY_REDUCTION = frozenset({Cause.PARTIAL_SUM, Cause.GHOSTS_COUNTED, Cause.COUNTE
 
 
 def candidates(
-    spec: MLIPSpec, diagnosis: Diagnosis, modules: Mapping[str, torch.nn.Module]
+    spec: MLIPSpec,
+    diagnosis: Diagnosis,
+    modules: Mapping[str, torch.nn.Module],
+    strategy: StrategyKind = StrategyKind.HALO,
 ) -> Iterator[MLIPSpec]:
     """Yield specs that could work where `spec` doesn't.
 
@@ -51,6 +54,8 @@ def candidates(
     diagnosis : Diagnosis
     modules : mapping of str to Module
         Torch modules in the model by qualified name.
+    strategy : StrategyKind
+        Of the run; where nothing is exchanged, what would follow an exchange is left alone.
     """
     cause = diagnosis.cause
     base = with_outputs(spec, diagnosis.rules)
@@ -63,13 +68,14 @@ def candidates(
         if base != spec:
             yield spec.replace(distribution=flipped)
     storage = distribution.storage
-    if cause in _BY_SCATTER and isinstance(storage, HaloStorage):
+    exchanges = strategy is not StrategyKind.WIDE_HALO
+    if exchanges and cause in _BY_SCATTER and isinstance(storage, HaloStorage):
         for mode in _OTHER_MODES[storage.scatter]:
             changed = distribution.replace(storage=storage.replace(scatter=mode))
             yield base.replace(distribution=changed)
             if cause is Cause.GHOSTS_COUNTED:
                 yield base.replace(distribution=changed.replace(system_reductions=True))
-    if cause is Cause.STALE_GHOSTS:
+    if exchanges and cause is Cause.STALE_GHOSTS:
         adapted = refreshed(base, diagnosis.place, modules)
         if adapted is not None:
             yield adapted

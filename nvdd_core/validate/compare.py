@@ -25,7 +25,7 @@ def difference(found: torch.Tensor, right: torch.Tensor, tolerance: float) -> Di
         return Difference(float("inf"), float("inf"), tolerance)
     if right.numel() == 0:
         return Difference(0.0, 0.0, tolerance)
-    found, right = found.double(), right.double()
+    found, right = torch.atleast_1d(found.double()), torch.atleast_1d(right.double())
     same = (found == right) | (found.isnan() & right.isnan())
     off = torch.where(same, 0.0, (found - right).abs()).reshape(right.shape[0], -1)
     off = torch.where(off.isnan(), float("inf"), off).amax(1)
@@ -61,12 +61,12 @@ def check_outputs(
             rows = _rows_of(name)
             value = difference(assemble(ranks, rows), assemble([reference], rows), tolerance)
         else:
-            # an energy may be off by so much an atom
-            share = 1.0 / reference.n_global if name == "energy" else 1.0
-            tolerance = energy if name == "energy" else other
-            value = _worst(
-                [difference(r.whole[name] * share, reference.whole[name] * share, tolerance) for r in ranks]
-            )
+            right, tolerance = reference.whole[name], other
+            found = [rank.whole[name] for rank in ranks]
+            if name == "energy":  # may be off by so much for each atom of its system
+                share, tolerance = 1.0 / reference.n_rows.clamp(min=1).double(), energy
+                right, found = right * share, [each * share for each in found]
+            value = _worst([difference(each, right, tolerance) for each in found])
         derived = _gradient(name, reference, ranks, gradient)
         checks.append(
             OutputCheck(name, name in reference.rows, value, derived, raw.get(name, Relation.UNKNOWN))

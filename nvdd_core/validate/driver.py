@@ -22,6 +22,7 @@ import torch
 from nvdd_core import errors
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import DistributedError, InputError, NumericalError
+from nvdd_core.plugins.foreign import error_text, wanted_end
 from nvdd_core.runtime import Batch, DomainConfig, MLIPSpec, Model, WorkerPool
 from nvdd_core.runtime.structures import read_structures
 from nvdd_core.spec import StrategyKind
@@ -107,12 +108,23 @@ def trace_and_validate(
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("device cuda was asked for, but this machine has no GPU that torch can use")
     config = dataclasses.replace(config or DomainConfig(), strategy=StrategyKind(strategy))
-    source = ModelSource.of(model, options)
+    if spec is not None and (reason := _bound_here(spec)):
+        raise InputError(f"spec can't be sent to ranks: {reason}")
+    source = ModelSource.of(model, options).by_name()
     request = Request(source, _batch(structure), config, _DTYPES[dtype], spec)
     if pool is not None and (pool.n_ranks, pool.device) != (ranks, device):
         raise InputError(f"the pool has {pool.n_ranks} ranks on {pool.device}; expected {ranks} on {device}")
     with _Session(request, ranks, device, timeout_s, pool) as session:
         return session.report(dtype, fix)
+
+
+def _bound_here(spec: MLIPSpec) -> str:
+    """Return why a spec can't leave this process, "" where it can."""
+    try:
+        pickle.dumps(spec)
+    except Exception as exc:  # what code without a name raises depends on what it is
+        return f"an adapter of it holds code that has no name ({' '.join(str(exc).split())}); move it to module level"
+    return ""
 
 
 def _batch(structure: Structure) -> Batch:
@@ -131,6 +143,7 @@ class _Session:
     ) -> None:
         self.request, self.n_ranks, self.device, self.timeout_s = request, n_ranks, device, timeout_s
         self.evaluations = 0
+        self.untried = ""
         self._given, self._pool = pool, pool
 
     def __enter__(self) -> _Session:
@@ -154,9 +167,9 @@ class _Session:
         """
         try:
             return observe(Mesh.single(self.device), self.request)
-        except (InputError, NumericalError):
+        except (InputError, NumericalError, KeyboardInterrupt):
             raise
-        except Exception as exc:  # a model raises whatever it happens to raise
+        except BaseException as exc:  # a model raises whatever it happens to raise, SystemExit too
             return _error(exc)
 
     def on_ranks(self, **changes: Any) -> Outcome:
@@ -168,7 +181,9 @@ class _Session:
                 self._pool = WorkerPool(self.n_ranks, self.device, self.timeout_s)
             try:
                 return Outcome(tuple(self._pool.run(observe, request, timeout_s=self.timeout_s)))
-            except Exception as exc:  # a model raises whatever it happens to raise
+            except KeyboardInterrupt:
+                raise
+            except BaseException as exc:  # a model raises whatever it happens to raise
                 return Outcome(self._left_behind(Path(folder)), _error(exc))
 
     def _left_behind(self, folder: Path) -> tuple[Observation, ...]:
@@ -185,13 +200,18 @@ class _Session:
         alone = self.alone()
         if isinstance(alone, RankError):
             return self._make(dtype, None, Outcome((), alone), _FAILED_ALONE, None, None)
+        derived = frozenset(name for name, gradient in alone.gradients.items() if gradient is not None)
+        self.request = dataclasses.replace(self.request, derive=derived)
         outcome = self.on_ranks()
         found = diagnose(alone, outcome, self.request.dtype)
         given = self.request.spec or alone.spec
         working = given if found.passed else None
         reach = None
         if not found.passed and fix and _spec_may_help(outcome.error):
-            working = self._search(alone, given, found)
+            if reason := _bound_here(given):
+                self.untried = f"no other spec was tried, since this one can't be sent to ranks: {reason}"
+            else:
+                working = self._search(alone, given, found)
         if working is None and _may_lack_rows(found, self.request.config.strategy):
             reach = self._reach(alone)
         return self._make(dtype, alone, outcome, found, working, reach)
@@ -200,7 +220,8 @@ class _Session:
         """Try candidates; go on from one that is nearer to being right."""
         tried = [spec]
         modules = modules_of(self.request.source.load(self.request.dtype, torch.device(self.device)))
-        queue = list(candidates(spec, found, modules))
+        strategy = self.request.config.strategy
+        queue = list(candidates(spec, found, modules, strategy))
         while queue and self.evaluations < MAX_EVALUATIONS:
             spec = queue.pop(0)
             if spec in tried:
@@ -210,7 +231,7 @@ class _Session:
             if result.passed:
                 return spec
             if result.progress > found.progress:
-                found, queue = result, [*candidates(spec, result, modules), *queue]
+                found, queue = result, [*candidates(spec, result, modules, strategy), *queue]
         return None
 
     def _reach(self, alone: Observation) -> float | None:
@@ -259,7 +280,7 @@ class _Session:
             spec=working,
             reach=reach,
             evaluations=self.evaluations,
-            warning=_warning(alone, ranks, self.request.config.strategy),
+            warning=self.untried or _warning(alone, ranks, self.request.config.strategy),
             next_action="",
         )
         return dataclasses.replace(report, next_action=next_action(report))
@@ -293,9 +314,8 @@ def _spec_may_help(error: RankError | None) -> bool:
 
 def _error(exc: BaseException) -> RankError:
     notes = "\n".join(getattr(exc, "__notes__", ()))  # the traceback of the rank
-    return RankError(
-        type(exc).__name__, " ".join(str(exc).split()), notes or "".join(traceback.format_exception(exc))
-    )
+    told = error_text(exc) if isinstance(exc, Exception) else wanted_end(exc)
+    return RankError(type(exc).__name__, told, notes or "".join(traceback.format_exception(exc)))
 
 
 def _handlers(ranks: Sequence[Observation]) -> tuple[HandlerCount, ...]:

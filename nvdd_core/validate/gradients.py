@@ -8,13 +8,29 @@ Layer: validate.
 
 from __future__ import annotations
 
+import re
+
 import torch
 
-from nvdd_core.runtime import DistributedModel, ForceStrategy, Outputs, ShardedBatch
-from nvdd_core.spec import OutputKind
+from nvdd_core.comm import Mesh
+from nvdd_core.runtime import DistributedModel, ForceStrategy, ShardedBatch
 from nvdd_core.validate.views import as_rows, projection
 
-_ROWS = frozenset({"forces", "node_energy", "node_virial"})
+# How torch says that an operation has no derivative, or none of its derivative.
+_LACKING = re.compile(
+    r"derivative for '?[\w:.]+'? is not implemented"
+    r"|marked with @once_differentiable"
+    r"|no autograd formula was registered"
+    r"|implement either the backward or vjp method"
+    r"|double backwards? (?:is |are )?(?:not |currently not )?(?:supported|implemented|unsupported)"
+    r"|(?:not|n't)(?: currently)? support double backward",
+    re.IGNORECASE,
+)
+
+
+def lacks_derivative(error: BaseException) -> bool:
+    """Tell whether an error is autograd's word that an operation has no derivative; any other is a fault."""
+    return isinstance(error, RuntimeError) and _LACKING.search(str(error)) is not None
 
 
 def gradients(
@@ -22,23 +38,24 @@ def gradients(
 ) -> dict[str, torch.Tensor | None]:
     """Return the gradient (n_owned, 3) of each output's projection, None where it has none (collective).
 
+    All ranks have one or none has.
+
     The domain must be current; positions in `sharded` are replaced by ones that require a gradient.
     """
     if evaluator.spec.force_strategy is ForceStrategy.DIRECT:
         return dict.fromkeys(wanted)
     positions = sharded.positions.detach().clone().requires_grad_(True)
     sharded.rows["positions"] = positions
-    named = _named(evaluator.differentiable(sharded, wanted))
+    named = evaluator.differentiable(sharded, wanted).named()
     found: dict[str, torch.Tensor | None] = {}
     for name in sorted(wanted & named.keys()):
         found[name] = _gradient(name, named[name], evaluator, sharded, positions)
     return found
 
 
-def _named(out: Outputs) -> dict[str, torch.Tensor]:
-    named = {"energy": out.energy, "forces": out.forces, "stress": out.stress}
-    named |= {"node_energy": out.node_energy, "node_virial": out.node_virial, **out.extra}
-    return {name: value for name, value in named.items() if value is not None}
+def everywhere(mesh: Mesh, here: bool) -> bool:
+    """Tell whether something holds on every rank (collective)."""
+    return all(flag for (flag,) in mesh.all_gather_ints([int(here)]))
 
 
 def _gradient(
@@ -48,20 +65,23 @@ def _gradient(
     sharded: ShardedBatch,
     positions: torch.Tensor,
 ) -> torch.Tensor | None:
-    if not (value.is_floating_point() and value.requires_grad):
+    if not everywhere(evaluator.mesh, value.is_floating_point() and value.requires_grad):
         return None
-    per_node = name in _ROWS or evaluator.spec.output(name).kind is OutputKind.PER_NODE
-    numbers = row_numbers(sharded.ids) if per_node else projection(value.shape[0], value.device)
+    per_node = evaluator.spec.per_row(name)
+    flat = as_rows(value).double()
+    numbers = row_numbers(sharded.ids) if per_node else projection(flat.shape[0], value.device)
     if not per_node and evaluator.mesh.rank > 0:
         numbers = numbers * 0.0  # the same on every rank, so it counts on one
-    flat = as_rows(value).double()
     loss = numbers @ flat @ projection(flat.shape[1], value.device)
+    gradient, lacking = None, False
     try:
         (gradient,) = torch.autograd.grad(loss, [positions], retain_graph=True, allow_unused=True)
-    except (RuntimeError, NotImplementedError) as exc:
-        if "derivative" in str(exc) or "backward" in str(exc) or "grad" in str(exc):
-            return None  # an operation without a second derivative, on every rank alike
-        raise
+    except RuntimeError as exc:
+        if not lacks_derivative(exc):
+            raise
+        lacking = True
+    if not everywhere(evaluator.mesh, not lacking):
+        return None
     return torch.zeros_like(positions).cpu() if gradient is None else gradient.detach().cpu()
 
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nvdd_core.adapters import AdapterStatus
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, MLIPSpec, Model, Outputs, ShardedBatch
-from nvdd_core.spec import OutputKind
 from nvdd_core.tensor import DispatchTrace
 from nvdd_core.validate.gradients import gradients
 from nvdd_core.validate.record import Recorder, Records, recording
@@ -28,7 +28,6 @@ from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.views import Layout
 
 _FLAT = 1e-12  # Angstrom^3
-_PER_NODE = frozenset({"forces", "node_energy", "node_virial"})
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,9 @@ class Request:
     dtype : torch.dtype
     spec : MLIPSpec or None
         None for the model's own.
+    derive : set of str or None
+        Outputs that are differentiated; None for all. What lacks a derivative in one process isn't tried on ranks, of
+        which some might find out while others wait for them.
     record : bool
         Whether operations are recorded.
     folder : str
@@ -54,6 +56,7 @@ class Request:
     config: DomainConfig
     dtype: torch.dtype
     spec: MLIPSpec | None = None
+    derive: frozenset[str] | None = None
     record: bool = True
     folder: str = ""
 
@@ -68,8 +71,10 @@ class Observation:
     n_global : int
     cutoff : float
         Angstrom; the model's.
+    n_rows : Tensor, shape (S,), int64
+        Owned rows of each system.
     spec : MLIPSpec
-        The one that was used.
+        The one that was used. Its adapters, which may hold code without a name, stay in the process that has them.
     edges : Tensor, shape (2, E), int64
         Sender and receiver of every directed edge into an owned row, by global id.
     rows, whole : dict of str to Tensor
@@ -86,6 +91,7 @@ class Observation:
     n_owned: int
     n_global: int
     cutoff: float
+    n_rows: torch.Tensor
     spec: MLIPSpec
     edges: torch.Tensor
     rows: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -102,6 +108,10 @@ class Observation:
         """Global ids of owned rows."""
         return self.ids[: self.n_owned]
 
+    def __getstate__(self) -> dict[str, Any]:
+        plain = self.spec.distribution.replace(custom_ops=(), third_party_helpers=())
+        return vars(self) | {"spec": self.spec.replace(distribution=plain)}
+
 
 def observe(mesh: Mesh, request: Request) -> Observation:
     """Evaluate what `request` names on this rank (collective)."""
@@ -113,7 +123,9 @@ def observe(mesh: Mesh, request: Request) -> Observation:
     try:
         out = _evaluate(evaluator, sharded, request, found)
         _keep_outputs(found, out, evaluator.spec)
-        found.gradients = gradients(evaluator, sharded, wanted_outputs(model, request.batch))
+        wanted = wanted_outputs(model, request.batch)
+        derived = gradients(evaluator, sharded, wanted if request.derive is None else wanted & request.derive)
+        found.gradients = dict.fromkeys(wanted) | derived
     except BaseException as exc:
         if request.folder:
             _leave_behind(found, Path(request.folder, f"{mesh.rank}.pickle"), exc)
@@ -125,7 +137,7 @@ def _leave_behind(found: Observation, path: Path, exc: BaseException) -> None:
     """Write what was found so far; a rank that is ended meanwhile leaves no half file, and `exc` goes first."""
     try:
         data = pickle.dumps(found)
-    except Exception as other:  # a spec may hold code without a name
+    except Exception as other:  # whatever a model's own code made of it
         exc.add_note(f"what was recorded can't be handed back: {type(other).__name__}: {other}")
         return
     part = path.with_suffix(".part")
@@ -145,7 +157,10 @@ def _layout(evaluator: DistributedModel, sharded: ShardedBatch) -> Observation:
     index = domain.neighbors.coo()[0]
     edges = domain.ids[index[:, index[1] < n_owned]]
     cutoff = float(evaluator.model.cutoff)
-    return Observation(domain.ids.cpu(), n_owned, sharded.n_global, cutoff, evaluator.spec, edges.cpu())
+    n_rows = torch.bincount(sharded.system, minlength=sharded.n_systems).cpu()
+    return Observation(
+        domain.ids.cpu(), n_owned, sharded.n_global, cutoff, n_rows, evaluator.spec, edges.cpu()
+    )
 
 
 def _evaluate(
@@ -170,9 +185,5 @@ def _evaluate(
 
 
 def _keep_outputs(found: Observation, out: Outputs, spec: MLIPSpec) -> None:
-    named = {"energy": out.energy, "forces": out.forces, "stress": out.stress}
-    named |= {"node_energy": out.node_energy, "node_virial": out.node_virial, **out.extra}
-    for name, value in named.items():
-        if value is not None:
-            per_node = name in _PER_NODE or spec.output(name).kind is OutputKind.PER_NODE
-            (found.rows if per_node else found.whole)[name] = value.detach().cpu()
+    for name, value in out.named().items():
+        (found.rows if spec.per_row(name) else found.whole)[name] = value.detach().cpu()

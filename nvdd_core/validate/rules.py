@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from nvdd_core.runtime import MLIPSpec
 from nvdd_core.spec import OutputKind, OutputSpec, Reduce
 from nvdd_core.validate.align import folds, relate
 from nvdd_core.validate.findings import OutputCheck, RankError, Relation
@@ -49,7 +48,7 @@ def fitting_rules(
     for name, relation in raw.items():
         if not (error or name in failing or (name == "node_energy" and "energy" in failing)):
             continue
-        per_node = _per_node(name, reference, spec)
+        per_node = name in reference.rows or spec.per_row(name)
         now = spec.output(name).combined
         if relation is Relation.ADDS_UP and now is not Reduce.ALL_REDUCE:
             rule = Reduce.ALL_REDUCE
@@ -65,7 +64,3 @@ def follow_from(rules: Iterable[str]) -> set[str]:
     """Return the outputs that are wrong where those of `rules` are."""
     names = set(rules)
     return names | {"energy", "forces", "stress"} if names & {"energy", "node_energy"} else names
-
-
-def _per_node(name: str, reference: Observation, spec: MLIPSpec) -> bool:
-    return name in reference.rows or name == "node_energy" or spec.output(name).kind is OutputKind.PER_NODE

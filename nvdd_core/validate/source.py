@@ -1,12 +1,15 @@
-"""Where a model comes from, in a form that travels to workers: a name that each process looks up for itself.
+"""Where a model comes from, in a form that travels to other processes, each of which makes the model for itself.
 
-Layer: validate.
+Key object: `ModelSource`, for validations and for the conformance kit alike. Invariant: however a model is named,
+its loader is called in one way. Layer: validate.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
+import pickle
 import sys
 import zlib
 from collections.abc import Callable, Mapping
@@ -25,48 +28,64 @@ from nvdd_core.runtime import Model
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model by name.
+    """Where a model comes from, so that other processes can make it as well.
 
-    Attributes
+    Parameters
     ----------
-    name : str
-        Of an installed model, or ``"package.module:factory"`` or ``"path/file.py:factory"``.
+    target : str, callable or Model
+        Name of an installed model, ``"package.module:loader"``, ``"path/file.py:loader"`` (whose folder is put on the
+        search path), a loader, or a model itself. A loader is called with ``dtype`` and ``device``, as far as it
+        takes them, and with the options.
     options : mapping
-        Further arguments of the loader or factory.
+        The loader's options.
     """
 
-    name: str
+    target: Any
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: str | Callable[..., Model], options: Mapping[str, Any] | None = None) -> ModelSource:
-        """Return the source of a name or of a callable that can be imported.
+    def of(cls, model: Any, options: Mapping[str, Any] | None = None) -> ModelSource:
+        """Return `model` as a source, itself if it is one."""
+        return model if isinstance(model, ModelSource) else cls(model, dict(options or {}))
+
+    @property
+    def name(self) -> str:
+        """What to call the model."""
+        if isinstance(self.target, str):
+            return self.target
+        kind = self.target if hasattr(self.target, "__qualname__") else type(self.target)
+        return f"{kind.__module__}:{kind.__qualname__}"
+
+    def by_name(self) -> ModelSource:
+        """Return the same with a loader's name in place of the loader.
 
         Raises
         ------
         InputError
-            When workers could not find the callable by name.
+            When other processes could not find it by name.
         """
-        if isinstance(model, str):
-            return cls(model, dict(options or {}))
-        module, name = getattr(model, "__module__", ""), getattr(model, "__qualname__", "")
+        if isinstance(self.target, str):
+            return self
+        module, name = getattr(self.target, "__module__", ""), getattr(self.target, "__qualname__", "")
         if not module or not name or "<" in name or module == "__main__":
             raise InputError(
-                f"{model!r} can't be found by name in worker processes; put it at the top level of a module, or name "
-                "it as 'path/file.py:factory'"
+                f"{self.target!r} can't be found by name in worker processes; put it at the top level of a module, or "
+                "name it as 'path/file.py:factory'"
             )
-        return cls(f"{module}:{name}", dict(options or {}))
+        return ModelSource(f"{module}:{name}", self.options)
 
-    def load(self, dtype: torch.dtype, device: torch.device) -> Model:
-        """Make the model in this process.
+    def load(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Model:
+        """Make the model in this process; a model given as such is returned as it is.
 
         Raises
         ------
         InputError
             When there is no such model, or it takes no such options.
         """
+        if hasattr(self.target, "forward") and not isinstance(self.target, type):
+            return cast(Model, self.target)
         loader = self._loader()
-        given = {"dtype": dtype, "device": device}
+        given: dict[str, Any] = {"dtype": dtype, "device": torch.device(device)}
         try:
             signature = inspect.signature(loader)
         except (TypeError, ValueError):  # a loader without a readable signature takes what loaders take
@@ -82,23 +101,44 @@ class ModelSource:
         return cast(Model, loader(**given, **self.options))
 
     def _loader(self) -> Callable[..., object]:
-        if ":" not in self.name:
-            return default_manager().loader(self.name)
-        where, _, attribute = self.name.rpartition(":")
-        try:
-            module = _module_of_file(where).__name__ if where.endswith(".py") else where
-            found = resolve_name(f"{module}:{attribute}")
-        except (ImportError, AttributeError, ValueError) as exc:
-            raise InputError(f"model '{self.name}': {type(exc).__name__}: {exc}") from exc
+        if not isinstance(self.target, str):
+            found = self.target
+        elif ":" not in self.target:
+            return default_manager().loader(self.target)
+        else:
+            where, _, attribute = self.target.rpartition(":")
+            try:
+                module = _module_of_file(where).__name__ if where.endswith(".py") else where
+                found = resolve_name(f"{module}:{attribute}")
+            except (ImportError, AttributeError, ValueError) as exc:
+                raise InputError(f"model '{self.name}': {type(exc).__name__}: {exc}") from exc
         if not callable(found):
-            raise InputError(f"model '{self.name}': {attribute} is no factory but {found!r}")
+            raise InputError(f"model '{self.name}' is no factory but {found!r}")
         return cast(Callable[..., object], found)
+
+    def key(self) -> bytes:
+        """Return bytes that are equal for equal sources."""
+        return pickle.dumps((self.target, dict(self.options)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.target, dict(self.options), os.getcwd())
+
+
+def _arrived(target: Any, options: Mapping[str, Any], folder: str) -> ModelSource:
+    """Make a source anew elsewhere, and import its file: what comes after it may be of classes defined there."""
+    where, _, attribute = target.rpartition(":") if isinstance(target, str) else ("", "", "")
+    if where.endswith(".py"):
+        path = os.path.join(folder, where)
+        if os.path.isfile(path):  # else `load` says so
+            _module_of_file(path)
+        target = f"{path}:{attribute}"
+    return ModelSource(target, options)
 
 
 def _module_of_file(path: str) -> ModuleType:
-    """Import a file as a module of its own, once a process."""
+    """Import a file as a module of its own, once a process, with its folder on the search path."""
     file = Path(path).resolve()
-    name = f"nvdd_validated_{file.stem}_{zlib.crc32(str(file).encode()):x}"  # the same in every process
+    name = f"nvdd_model_{file.stem}_{zlib.crc32(str(file).encode()):x}"  # the same in every process
     if name in sys.modules:
         return sys.modules[name]
     if not file.is_file():
@@ -106,6 +146,8 @@ def _module_of_file(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise InputError(f"model file {path}: can't be imported")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))  # where ``python file.py`` would have it
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from nvdd_core.spec import StrategyKind
 from nvdd_core.validate.findings import (
     Cause,
     Difference,
@@ -151,6 +152,12 @@ def next_action(report: ValidationReport) -> str:
     return _ACTIONS[report.cause](report)
 
 
+_MORE_LAYERS = (
+    "nothing is exchanged under wide-halo, and the model reads further than `layers` times its cutoff: declare one "
+    "layer for each time that neighbours read what was computed from neighbours, also in foreign code"
+)
+
+
 def _at(report: ValidationReport) -> str:
     return "" if report.place is None else f" at {report.place}"
 
@@ -160,7 +167,15 @@ def _failing(report: ValidationReport) -> str:
     return ", ".join(names) or "an output"
 
 
+def _stale(report: ValidationReport) -> str:
+    if report.strategy == StrategyKind.WIDE_HALO.value:
+        return _MORE_LAYERS
+    return f"call refresh_neighbors on what is written{_at(report)} before neighbours read it"
+
+
 def _missing(report: ValidationReport) -> str:
+    if report.strategy == StrategyKind.WIDE_HALO.value:
+        return _MORE_LAYERS
     if report.reach is not None:
         return (
             f"the model reads rows beyond its declared cutoff (or layers): with {report.reach:g} A ranks agree; "
@@ -178,9 +193,7 @@ def _scripted(report: ValidationReport) -> str:
 
 
 _ACTIONS: dict[Cause, Callable[[ValidationReport], str]] = {
-    Cause.STALE_GHOSTS: lambda r: (
-        f"call refresh_neighbors on what is written{_at(r)} before neighbours read it"
-    ),
+    Cause.STALE_GHOSTS: _stale,
     Cause.WRONG_SCATTER: lambda r: (
         f"look at the scatter{_at(r)}: call scatter_to_owners on its result if it writes to ghosts, else "
         "refresh_neighbors"

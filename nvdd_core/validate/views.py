@@ -70,7 +70,8 @@ def projection(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def as_rows(t: torch.Tensor) -> torch.Tensor:
-    """Return `t` (rows, ...) with one dimension of features, also where it has no rows."""
+    """Return `t` (rows, ...) with one dimension of features, also where it has no rows; a single number is a row."""
+    t = torch.atleast_1d(t)
     return t.reshape(t.shape[0], math.prod(t.shape[1:]))
 
 

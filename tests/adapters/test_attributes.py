@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nvdd_core.adapters import AdapterRegistry, FunctionAdapter, MethodAdapter, PythonAdapter, base
+from nvdd_core.adapters import AdapterRegistry, FunctionAdapter, MethodAdapter, PythonAdapter, base, places
 from nvdd_core.errors import AdapterError
 from nvdd_core.plugins.rows import Ref
 from tests.adapters import foreign, importer, replacements
@@ -89,6 +89,9 @@ def test_base_and_subclass_are_two_places() -> None:
         (MethodAdapter(dict, "get", plus_ten), "can't be set"),
         (FunctionAdapter("tests.adapters.foreign:scal", plus_ten), "can't be found"),
         (PythonAdapter(foreign, "LIMITS", 1), "no such attribute"),
+        (FunctionAdapter("tests.adapters.foreign:LIMIT", plus_ten), "PythonAdapter"),
+        (FunctionAdapter("tests.adapters.foreign:Block", plus_ten), "MethodAdapter"),
+        (FunctionAdapter(Block, plus_ten), "MethodAdapter"),
     ],
 )
 def test_errors_name_target_and_way_out(adapter: Any, text: str) -> None:
@@ -141,6 +144,49 @@ def test_module_that_is_loaded_between() -> None:
     with registry:
         assert late.scale(1) == 12
     assert late.scale is foreign.scale
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was searched for in all modules."""
+    found: list[Any] = []
+    search = places._holders
+    monkeypatch.setattr(places, "_holders", lambda value: found.append(value) or search(value))
+    return found
+
+
+def test_function_that_is_taken_lazily(searches: list[Any]) -> None:
+    registry = AdapterRegistry([FunctionAdapter(foreign.scale, plus_ten)])
+    try:
+        with registry:
+            exec("from tests.adapters.foreign import scale as lazy", vars(importer))
+            boxed = [importer.lazy]
+            assert boxed[0](1) == 12
+        assert importer.lazy is foreign.scale
+        assert boxed[0](1) == 2  # where no search looks, the wrapper does nothing any more
+        with registry:  # known from now on
+            assert importer.lazy(1) == boxed[0](1) == 12
+        exec("from tests.adapters.foreign import scale as between", vars(importer))
+        with registry:
+            assert importer.between(1) == 12
+        assert importer.between is foreign.scale
+        searches.clear()
+        for _ in range(3):
+            with registry:
+                assert importer.use(1) == 12
+        assert searches == []
+    finally:
+        vars(importer).pop("lazy", None)
+        vars(importer).pop("between", None)
+
+
+def test_method_that_is_kept() -> None:
+    names = ("forward", "fixed", "named")
+    replacement = {"forward": plus_ten, "fixed": plus_ten, "named": replacements.as_list}
+    with AdapterRegistry([MethodAdapter(Block, name, replacement[name]) for name in names]):
+        kept = [getattr(Block(), name) for name in names]
+        assert [f(1) for f in kept] == [14, 13, [("Block", 1)]]
+    assert [f(1) for f in kept] == [4, 3, ("Block", 1)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from nvdd_core.adapters import (
     FunctionAdapter,
@@ -86,6 +88,40 @@ def test_object_and_name_are_one() -> None:
         ADAPTERS[3].restore(memento)
 
 
+NAN = float("nan")
+ROWS = torch.arange(3.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "equal"),
+    [
+        (1, True, False),
+        (1, 1.0, False),
+        (0.0, -0.0, False),
+        (NAN, float("nan"), True),
+        ([1, 2], [1, 2], True),
+        ([1, 2], [True, 2], False),
+        ([1], (1,), False),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": 1}, {"a": True}, False),
+        ({1: 0}, {True: 0}, False),
+        (ROWS, ROWS, True),
+        (ROWS, ROWS.clone(), True),
+        (ROWS, ROWS + 1, False),
+        (ROWS, ROWS.double(), False),
+        (torch.ones(1), torch.ones(1, 1), False),
+        (ROWS.numpy(), ROWS.numpy().copy(), True),
+        ([ROWS], [ROWS + 1], False),
+    ],
+)
+def test_values_are_compared_with_their_types(one: Any, two: Any, equal: bool) -> None:
+    a, b = PythonAdapter(foreign, "LIMIT", one), PythonAdapter(foreign, "LIMIT", two)
+    assert (a == b) is (b == a) is equal
+    assert hash(a) == hash(b)
+    merged = DistributionSpec(third_party_helpers=(a,)) | DistributionSpec(third_party_helpers=(b,))
+    assert len(merged.third_party_helpers) == (1 if equal else 2)
+
+
 def test_code_without_a_name() -> None:
     def local(original: Any, *args: Any) -> Any:
         return original(*args)
@@ -142,3 +178,35 @@ def test_malformed(cls: Any, change: dict[str, Any], text: str) -> None:
     good = next(a for a in ADAPTERS if type(a) is cls).to_dict()
     with pytest.raises(SpecError, match=text):
         cls.from_dict({**good, **change})
+
+
+ODD = [None, True, 0, -1, 1.0, "x", "", ["x"], [[]], {}, {"x": {}}]
+
+
+def _spoiled(value: Any) -> Iterator[Any]:
+    """Copies of JSON data, each with one value somewhere inside replaced by an odd one."""
+    yield from ODD
+    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    for key in keys:
+        for inner in _spoiled(value[key]):
+            changed = copy.copy(value)
+            changed[key] = inner
+            yield changed
+
+
+def test_whatever_a_file_holds_it_is_read_or_a_spec_error() -> None:
+    spec = SPEC_MPNN_HALO | MLIPSpec(distribution=DistributionSpec(custom_ops=tuple(ADAPTERS)))
+    read = 0
+    for data in _spoiled(json.loads(json.dumps(spec.to_dict()))):
+        try:
+            found = MLIPSpec.from_dict(data)
+        except SpecError:
+            continue
+        read += 1
+        assert MLIPSpec.from_dict(json.loads(json.dumps(found.to_dict()))) == found, data
+    assert read > 10
+
+
+def test_an_install_site_is_text() -> None:
+    with pytest.raises(SpecError, match=r"OpAdapter.install_site: expected a str, found \[1\]"):
+        OpAdapter.from_dict({**OP.to_dict(), "install_site": [1]})

@@ -79,7 +79,8 @@ def _spread_network(name: str, scattering: bool, plain: bool) -> Any:
         DispatchTrace() as trace,
     ):
         out = network(tagged, senders, receivers, s.meta.n_padded, again)
-    kind = type(out) is torch.Tensor if plain else out.kind is RowKind.LOCAL
+    promoted = scattering and not plain  # declared to be local rows; the length says nothing
+    kind = out.kind is RowKind.LOCAL if promoted else type(out) is torch.Tensor
     out = out.as_subclass(torch.Tensor)[: s.n_owned]
     share = (out**2 * WEIGHT[s.owned_ids]).sum() + sum(e.reshape(-1)[:0].sum() for e in exchanged)
     (grad,) = torch.autograd.grad(share, owned)
@@ -126,16 +127,15 @@ def _summed(replicated: bool, step: float) -> tuple[T, T, T, T, T]:
     weight = torch.cat([WEIGHT[s.owned_ids], WEIGHT[s.owned_ids].new_zeros(len(x) - s.n_owned, F)])
     with AdapterRegistry([adapter]):
         square, pooled = both(x, weight)
-    kind = square.kind
     if replicated:  # every rank computes all of it, and it counts once
         share = (pooled[0] * pooled[1]).sin()
     else:  # each rank has its own part
-        share = (square.as_subclass(torch.Tensor) * pooled).sum()
+        share = (square * pooled).sum()
     (grad,) = torch.autograd.grad(share, owned, create_graph=True)
     probe = (grad * random(N, F, seed=8)[s.owned_ids]).sum()  # differs from rank to rank
     (curve,) = torch.autograd.grad(probe, owned)
     value = share.detach() if replicated else total(share)
-    return value, grad.detach(), curve, total(probe), torch.tensor(kind is RowKind.OWNED)
+    return value, grad.detach(), curve, total(probe), torch.tensor(type(square) is T)
 
 
 @pytest.mark.parametrize("replicated", [False, True])

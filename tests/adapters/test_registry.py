@@ -17,7 +17,7 @@ from nvdd_core.adapters import (
 )
 from nvdd_core.errors import AdapterConflictError, AdapterError, SpecError
 from tests.adapters import foreign, importer, replacements
-from tests.adapters.foreign import Block, Net
+from tests.adapters.foreign import Base, Block, Net
 from tests.adapters.ops import edge_sum
 
 PLUS = MethodAdapter(Block, "fixed", replacements.plus_ten)
@@ -129,7 +129,7 @@ def test_equal_adapters_of_one_owner_are_shared() -> None:
         (SCALE, SCALE),
         (SCALE, FunctionAdapter("tests.adapters.importer:renamed", replacements.plus_ten)),
         (SCALE, PythonAdapter(foreign, "scale", 1)),
-        (PythonAdapter(foreign, "scale", 1), SCALE),
+        (PythonAdapter(foreign, "scale", replacements.add_one), SCALE),
         (LIMIT, LIMIT),
         (OpAdapter(edge_sum, gather_inputs=[0]), OpAdapter(edge_sum, gather_inputs=[0])),
         (OpAdapter("toy::edge_sum"), OpAdapter("toy::edge_sum.default", gather_inputs=[0])),
@@ -155,6 +155,39 @@ def test_two_owners(first: Any, second: Any) -> None:
         assert states(one) == ["installed"]
     with two:  # free again
         assert states(two) == ["installed"]
+        assert second != SCALE or foreign.scale(1) == 12  # what it was, not what it found the first time
+
+
+class Deep(Block):
+    """Inherits everything, ``inherited`` from two classes up."""
+
+
+@pytest.mark.parametrize("names", [(Base, Block), (Base, Deep), (Block, Deep)])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("owners", [("a", "b"), ("a", "a")])
+def test_an_inherited_method_is_one_target(
+    names: tuple[type, type], turned: bool, owners: tuple[str, str]
+) -> None:
+    first, second = reversed(names) if turned else names
+    one = AdapterRegistry([MethodAdapter(first, "inherited", replacements.plus_ten)], owner=owners[0])
+    two = AdapterRegistry([MethodAdapter(second, "inherited", replacements.plus_ten)], owner=owners[1])
+    with one, pytest.raises(AdapterConflictError, match="inherited"):
+        two.install()
+    with two:
+        assert second().inherited(1) == 111
+    assert Deep().inherited(1) == Block().inherited(1) == Base().inherited(1) == 101
+
+
+class Other(Base):
+    """A sister of Block."""
+
+
+def test_sisters_are_two_targets() -> None:
+    one = AdapterRegistry([MethodAdapter(Block, "inherited", replacements.plus_ten)], owner="a")
+    two = AdapterRegistry([MethodAdapter(Other, "inherited", replacements.minus_one)], owner="b")
+    with one, two:
+        assert (Block().inherited(1), Other().inherited(1), Base().inherited(1)) == (111, 100, 101)
+    assert (Block().inherited(1), Other().inherited(1)) == (101, 101)
 
 
 def test_one_owner_two_replacements() -> None:

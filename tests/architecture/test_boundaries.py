@@ -22,6 +22,7 @@ SETTINGS = (
     "matplotlib.rcParams",
     "click.Context.default_map",
     *("sys.stdin", "sys.stdout", "sys.stderr"),  # None where the process was started without
+    "sys.path",  # put back after a plugin's import
 )
 FOREIGN = (
     "torch",

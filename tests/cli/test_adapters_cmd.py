@@ -151,7 +151,7 @@ def test_table(fakes: Fakes) -> None:
     head, *rows = (line.split("  ") for line in done.stdout.splitlines())
     cells = [[cell.strip() for cell in row if cell] for row in (head, *rows)]
     assert cells == [
-        ["ADAPTER", "PLUGIN", "KIND", "MATURITY", "STATUS", "RUNTIME", "TARGET", "DETAIL"],
+        ["ADAPTER", "PLUGIN", "KIND", "MATURITY", "DISCOVERY", "RUNTIME", "TARGET", "DETAIL"],
         ["x/fwd", "x 1.0", "method", "stable", "ok", "-", "foreign fwd", "-"],
         ["x/n", "x 1.0", "function", "stable", "ok", "-", "foreign n", "-"],
         ["y/needy", "y 1.0", "python", "stable", "unavailable", "-", "foreign needy", cells[3][-1]],

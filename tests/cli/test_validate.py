@@ -63,6 +63,26 @@ def test_what_does_not_work_is_not_saved(
     assert not (nvdd.folder / "spec.json").exists()
 
 
+def test_a_loader_that_leaves_is_a_finding(
+    nvdd: Nvdd, structure: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert nvdd.here("validate", f"{TOYS}:LeavesAtOnce", structure) == 1
+    assert "a plugin or library wanted to end the process: SystemExit(0)" in capfd.readouterr().out
+
+
+def test_the_report_comes_before_a_spec_that_can_not_be_saved(
+    nvdd: Nvdd, structure: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(source: str, target: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    assert nvdd.here("validate", "fake", structure, "--json", "--save", "spec.json") == 2
+    done = capfd.readouterr()
+    assert json.loads(done.out)["passed"]
+    assert "spec.json: the spec can't be written: disk full" in done.err
+
+
 MISTAKES: list[tuple[list[str], str]] = [
     (["fake", "none.xyz"], "no such file"),
     (["fakes", "bar.extxyz"], "Did you mean 'fake'?"),
@@ -73,10 +93,12 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["fake", "bar.extxyz", "--spec", "none.json"], "no such file"),
     (["fake", "bar.extxyz", "--spec", "bar.extxyz"], "not a JSON file"),
     (["fake", "bar.extxyz", "--save", "no/such/spec.json"], "a folder that exists"),
+    (["fake", "bar.extxyz", "--save", "/dev/null"], "a folder that exists"),
+    (["fake", "bar.extxyz", "--save", "/proc/x.json"], "can't be written"),
 ]
 
 
-@pytest.mark.parametrize(("args", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+@pytest.mark.parametrize(("args", "said"), MISTAKES, ids=[" ".join(args[-2:]) for args, _ in MISTAKES])
 def test_mistakes(
     nvdd: Nvdd, structure: Path, capfd: pytest.CaptureFixture[str], args: list[str], said: str
 ) -> None:

@@ -1,10 +1,24 @@
-"""Which group the variables of torchrun and srun describe, and where it meets."""
+"""Which group the variables of torchrun and srun describe, where it meets, and how other interpreters are started."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from nvdd_core.environment import found_group, found_local_rank, meeting_point
+from nvdd_core.environment import (
+    GROUP_VARIABLES,
+    child_environment,
+    found_group,
+    found_local_rank,
+    interpreter_command,
+    meeting_point,
+    search_path,
+)
 from nvdd_core.errors import InputError
 
 STEP = {"SLURM_JOB_ID": "123456", "SLURM_STEP_ID": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "4"}
@@ -56,3 +70,49 @@ def test_meeting_point_that_is_given() -> None:
     assert meeting_point({**STEP, "MASTER_ADDR": "x", "MASTER_PORT": "1"}) == "env://"
     assert meeting_point({**STEP, "MASTER_ADDR": "x"}).startswith("tcp://x:")
     assert meeting_point({"RANK": "0"}) == "env://"
+
+
+STARTER = """
+import json, subprocess
+from nvdd_core.environment import child_environment, interpreter_command, search_path
+command = interpreter_command("-c", "import json, sys; print(json.dumps([sys.flags.optimize, sys.path[0]]))")
+done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=True)
+print(json.dumps([json.loads(done.stdout), search_path()]))
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"], ["-OO"]])
+def test_another_interpreter_is_started_alike(tmp_path: Path, flags: list[str]) -> None:
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", STARTER],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (optimize, first), path = json.loads(done.stdout)
+    assert optimize == sum(flag.count("O") for flag in flags)
+    assert first == root  # not "", the folder that it started in
+    assert path[0] == str(tmp_path)
+    assert root in path
+
+
+def test_a_child_is_in_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in GROUP_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("NVDD_KEPT", "yes")
+    found = child_environment(NVDD_MORE="too")
+    assert not found.keys() & GROUP_VARIABLES
+    assert (found["NVDD_KEPT"], found["NVDD_MORE"]) == ("yes", "too")
+    assert os.environ["RANK"] == "1"
+    assert found_group(found) is None
+
+
+def test_search_path_holds_no_empty_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", "/somewhere"])
+    assert search_path() == [str(tmp_path), "/somewhere"]
+    assert interpreter_command("x")[-1] == "x"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import sys
 import types
 
@@ -21,6 +23,7 @@ from nvdd_core.plugins import (
     hookimpl,
 )
 from nvdd_core.plugins.loading import api_mismatch
+from nvdd_core.plugins.report import plugin_page, plugin_row, plugins_table
 from nvdd_core.plugins.static_view import UNSTATED, read_static
 from tests.plugins._fake import BROKEN, IMPORTS, INFO, MODEL, Fakes, good
 
@@ -331,3 +334,136 @@ def test_value_with_an_object_and_with_extras(here: Fakes) -> None:
     here.add("object", text, value="fake_object : plugin [extra]")
     (record,) = PluginManager().named("object")
     assert (record.status, record.reason) == (PluginStatus.OK, "")
+
+
+# -- plugins that do what no plugin should --
+
+
+class Custom(BaseException):
+    pass
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise Custom
+
+
+class Worse(BaseException):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("error", [Custom, GeneratorExit, Mute, Worse])
+def test_hooks_that_raise_what_few_expect(error: type[BaseException]) -> None:
+    def fails() -> None:
+        raise error
+
+    def fails_later():  # type: ignore[no-untyped-def]
+        yield ModelDecl("a", REF)
+        raise error
+
+    for hook in (fails, fails_later):
+        record = load(nvdd_declare_models=hook)
+        assert record.status is PluginStatus.BROKEN
+        assert record.reason.startswith(error.__name__)
+        assert "Traceback" in record.traceback
+
+
+@pytest.mark.parametrize("raised", ["Odd('x')", "GeneratorExit", "Mute"])
+def test_modules_that_raise_what_few_expect(here: Fakes, raised: str) -> None:
+    classes = "class Odd(BaseException): pass\nclass Mute(Exception):\n    def __str__(self): raise Odd\n"
+    here.add("odd", f"{classes}raise {raised}")
+    here.add("odd_ref", good("odd_ref").replace("fractions:Fraction", "odd_ref_target:x"))
+    here.add("target", f"{classes}raise {raised}", module="odd_ref_target")
+    here.add("good", good("good"))
+    manager = PluginManager()
+    records = {record.name: record for record in manager.records()}
+    assert (records["odd"].status, records["good"].status) == (PluginStatus.BROKEN, PluginStatus.OK)
+    assert "fake_odd.py" in records["odd"].traceback
+    with pytest.raises(PluginUnusableError, match="odd_ref_target:x can't be imported"):
+        manager.loader("odd_ref")
+
+
+def test_an_interrupt_in_a_module_passes(here: Fakes) -> None:
+    here.add("stop", "raise KeyboardInterrupt")
+    with pytest.raises(KeyboardInterrupt):
+        PluginManager().records()
+
+
+@pytest.mark.parametrize("hook", ["nvdd_declare_models", "nvdd_declare_specs", "nvdd_declare_adapters"])
+def test_a_hook_that_does_not_end(hook: str) -> None:
+    row = {
+        "nvdd_declare_models": lambda i: ModelDecl(f"m{i}", REF),
+        "nvdd_declare_specs": lambda i: SpecDecl(f"S{i}", REF),
+        "nvdd_declare_adapters": lambda i: AdapterDecl(f"p/a{i}", "op", "t", REF),
+    }[hook]
+    record = load(**{hook: lambda: map(row, itertools.count())})
+    assert record.status is PluginStatus.BROKEN
+    assert record.reason == f"{hook} declares more than 1000 rows; does its generator end?"
+    record = load(**{hook: lambda: map(row, range(1000))})
+    assert (record.status, len(record.rows)) == (PluginStatus.OK, 1000)
+
+
+def test_requirements_that_do_not_end() -> None:
+    record = load(nvdd_declare_models=lambda: [ModelDecl("a", REF, requires=itertools.repeat("numpy"))])  # type: ignore[arg-type]
+    assert record.status is PluginStatus.BROKEN
+    assert "requires holds more than 100 requirements" in record.reason
+
+
+PATH_NOTE = "while it was loaded it changed sys.path, which was put back"
+
+
+@pytest.mark.parametrize(
+    ("act", "notes"),
+    [
+        ("sys.path[:] = []", (PATH_NOTE,)),
+        ("sys.path = None", (PATH_NOTE,)),
+        ("sys.path = list(sys.path)", (PATH_NOTE,)),
+        ("sys.path.insert(0, '/somewhere')", (PATH_NOTE,)),
+        ("sys.path.append(7)", (PATH_NOTE,)),
+        ("sys.path.append('/x'); raise ValueError", (PATH_NOTE,)),
+        ("os.chdir('/')", ("while it was loaded it changed the working directory, which was put back",)),
+        ("sys.path.append('/appended')", ()),
+    ],
+)
+@pytest.mark.parametrize("where", ["module", "hook"])
+def test_what_a_plugin_changes_is_put_back(
+    here: Fakes, monkeypatch: pytest.MonkeyPatch, act: str, notes: tuple[str, ...], where: str
+) -> None:
+    monkeypatch.chdir(here.root)
+    path, entries = sys.path, list(sys.path)
+    text = good("moves") if where == "module" else good("moves").replace("    yield", f"    {act}\n    yield")
+    here.add("moves", f"import os, sys\n{text}{act if where == 'module' else ''}\n")
+    manager = PluginManager()
+    (record,) = manager.named("moves")
+    assert os.getcwd() == str(here.root)
+    assert sys.path is path
+    assert sys.path == (entries if notes else [*entries, "/appended"])
+    del sys.path[len(entries) :]
+    assert record.notes == notes
+    assert [note for note in manager.notes if "moves" in note] == [f"{record.entry.label} {n}" for n in notes]
+
+
+def test_what_importing_a_loader_changes_is_put_back(here: Fakes) -> None:
+    here.add("moves", good("moves").replace("fractions:Fraction", "moves_target:load"))
+    here.add("target", "import sys\nsys.path[:] = []\ndef load(): pass", module="moves_target")
+    entries = list(sys.path)
+    manager = PluginManager()
+    for _ in range(2):
+        manager.loader("moves")
+    assert sys.path == entries
+    (record,) = manager.named("moves")
+    told = "while moves_target:load was imported it changed sys.path, which was put back"
+    assert record.notes == (told,)
+    assert plugin_row(record)["notes"] == [told]
+
+
+def test_texts_of_several_lines_stay_in_their_place() -> None:
+    title = "one\ntwo\tthree\nstatus: \u2028 ok"
+    record = load(nvdd_plugin_info=PluginInfo(api=1, title=title), nvdd_declare_models=ModelDecl("a", REF))
+    lines = plugins_table([plugin_row(record)]).splitlines()
+    assert len(lines) == 2
+    assert lines[1].endswith("one two three status: ok")
+    page = plugin_page(record)
+    assert [line.split()[1] for line in page.splitlines() if line.startswith("status:")] == ["ok"]
+    assert sum(line.startswith("title:") for line in page.splitlines()) == 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.utils.checkpoint
 
-from nvdd_core.errors import InputError, PluginValidationError, SpecError
+from nvdd_core.errors import DistributedError, InputError, PluginValidationError, SpecError
 from nvdd_core.runtime import (
     SPEC_MPNN_HALO,
     DistributedModel,
@@ -361,3 +364,132 @@ def test_a_rank_without_edges_takes_part_in_every_derivative(rank_pool: Any) -> 
         for name, value in right.items():
             assert np.abs(value).max() > 1e-3
             assert np.abs(found[name] - value).max() < 1e-10, name
+
+
+# -- results that no rule could combine --
+
+
+class Odd(Toy2):
+    """Gives something wrong, by name."""
+
+    outputs = frozenset({"energy", "forces", "stress", "node_energy", "charge"})
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.calls = how, 0
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        charge = OutputSpec(OutputKind.GLOBAL if self.how == "global" else OutputKind.PER_NODE)
+        return SPEC_MPNN_HALO | LOCAL | MLIPSpec(outputs={"charge": charge})
+
+    def forward(self, batch: LocalBatch) -> Any:
+        self.calls += 1
+        energy = self.node_energy(batch)
+        charge = energy.detach()
+        if self.how == "global":
+            charge = energy.detach()[: batch.n_owned].sum()
+        found: Any = {"node_energy": energy, "charge": charge}
+        found |= {"virial": energy.new_full((3,), torch.nan)}  # nobody asked for it
+        if self.how == "late" and self.calls > 1:
+            found["charge"] = charge.new_zeros(batch.n_local + 5)
+        wrong = {
+            "detached": {"node_energy": energy.detach()},
+            "integer": {"node_energy": energy.long()},
+            "number": {"node_energy": 3.0},
+            "nan": {"charge": charge * torch.nan},
+        }
+        if self.how == "tuple":
+            return (energy,)
+        return found | wrong.get(self.how, {})
+
+
+def odd_message(how: str, world: int) -> tuple[str, str]:
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = DistributedModel(Odd(how), DomainConfig(skin=0.3), group)
+    try:
+        for _ in range(2):
+            model(sharded, {"energy", "forces", "charge"})
+    except Exception as exc:
+        return type(exc).__name__, str(exc)
+    return "", ""
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("detached", "PluginValidationError", "does not depend on positions"),
+        ("integer", "PluginValidationError", "expected floating point"),
+        ("number", "PluginValidationError", "as float; expected a tensor"),
+        ("tuple", "PluginValidationError", "gave tuple; expected a dictionary"),
+        ("late", "PluginValidationError", "shape"),
+        ("nan", "NumericalError", "'charge' is not finite"),
+        ("global", "PluginValidationError", "differs between ranks"),
+        ("right", "", ""),
+    ],
+)
+def test_odd_results(how: str, kind: str, text: str, rank_pool: Any) -> None:
+    for name, message in rank_pool(2).run(odd_message, how, 2):
+        assert name == kind, message
+        assert text in message
+
+
+class Disagreeing(PerSystem):
+    """Declares each rank's share to be complete."""
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        rows = self.node_energy(batch)[: batch.n_owned]
+        return {"energy": system_sum_local(rows, batch)}
+
+
+def disagreeing() -> str:
+    with pytest.raises(PluginValidationError) as caught:
+        run(lambda: Disagreeing(Reduce.OWNED_ONLY), [CRYSTAL], StrategyKind.HALO, {"energy", "forces"})
+    return str(caught.value)
+
+
+def test_shares_declared_complete_on_every_rank(rank_pool: Any) -> None:
+    for message in rank_pool(2).run(disagreeing):
+        assert "'energy' is declared complete" in message
+        assert "system_sum" in message
+
+
+# -- checkpointed layers in a kept graph --
+
+
+class Checkpointed(Scaled):
+    """Runs its layers again for their gradient."""
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        inner = super().node_energy
+
+        def body(positions: torch.Tensor) -> torch.Tensor:
+            return inner(dataclasses.replace(batch, positions=positions))
+
+        out: torch.Tensor = torch.utils.checkpoint.checkpoint(body, batch.positions, use_reentrant=False)
+        return out
+
+
+def checkpointed_gradient(make_name: str, inside: bool) -> Any:
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = {"plain": Scaled, "checkpointed": Checkpointed}[make_name]()
+    distributed = DistributedModel(model, DomainConfig(), group)
+    distributed(sharded)
+    out = distributed.differentiable(sharded, {"energy", "node_energy"})
+    loss = (out.node_energy * torch.sin(sharded.ids.double())).sum() + 0.0 * out.energy.sum()
+    scope = distributed.differentiating(sharded) if inside else contextlib.nullcontext()
+    try:
+        with scope:
+            (grad,) = torch.autograd.grad(loss, [model.inner])
+    except DistributedError as exc:
+        return str(exc)
+    return float(group.all_reduce_sum_(grad.reshape(1).clone())[0])
+
+
+def test_checkpointed_layers_of_a_kept_graph(rank_pool: Any) -> None:
+    right = checkpointed_gradient("plain", False)
+    for found in rank_pool(2).run(checkpointed_gradient, "checkpointed", True):
+        assert found == pytest.approx(right, rel=1e-12)
+    for found in rank_pool(2).run(checkpointed_gradient, "checkpointed", False):
+        assert "differentiating" in found

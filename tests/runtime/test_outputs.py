@@ -8,7 +8,8 @@ import torch
 
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import InputError, PluginValidationError
-from nvdd_core.runtime import DistributedModel
+from nvdd_core.runtime import DistributedModel, MLIPSpec, Outputs
+from nvdd_core.spec import OutputKind, OutputSpec
 from nvdd_lj.model import load
 from tests.cases import oracle
 from tests.cases.models import TorchLJ
@@ -68,6 +69,22 @@ def test_energy_is_right_whatever_was_asked(make, asked: str) -> None:
     assert right < -700
     for name in ("stress", "node_energy", "node_virial"):
         assert (getattr(out, name) is not None) == (name == asked)
+
+
+def test_outputs_by_name() -> None:
+    one = torch.ones(1)
+    out = Outputs(one, None, None, 2 * one, None, {"charge": 3 * one})
+    assert {name: float(value) for name, value in out.named().items()} == {
+        "energy": 1.0, "node_energy": 2.0, "charge": 3.0
+    }  # fmt: skip
+
+
+def test_what_is_per_row() -> None:
+    spec = MLIPSpec(
+        outputs={"charge": OutputSpec(OutputKind.PER_NODE), "gap": OutputSpec(OutputKind.PER_GRAPH)}
+    )
+    names = ("energy", "stress", "gap", "unheard", "forces", "node_energy", "node_virial", "charge")
+    assert [name for name in names if spec.per_row(name)] == list(names[4:])
 
 
 def _node_virial() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,17 @@ def test_results_come_in_rank_order_and_the_pool_stays(no_orphans: Callable[[], 
     assert not pool.is_open
     with pytest.raises(DistributedError, match="closed"):
         pool.run(total, 1.0)
+
+
+def slowly(mesh: Mesh, value: int) -> int:
+    time.sleep(0.05)
+    return value
+
+
+def test_calls_of_several_threads_take_turns(no_orphans: Callable[[], list[int]]) -> None:
+    with WorkerPool(2) as pool, ThreadPoolExecutor(4) as threads:
+        found = threads.map(lambda value: pool.run(slowly, value, timeout_s=60), range(12))
+        assert list(found) == [[value, value] for value in range(12)]
 
 
 def test_error_of_a_rank_is_raised_here(no_orphans: Callable[[], list[int]]) -> None:
@@ -189,3 +201,24 @@ def test_end_of_the_program_ends_the_ranks(tmp_path: Path, no_orphans: Callable[
     while no_orphans() and time.monotonic() < end:
         time.sleep(0.1)
     assert not no_orphans()
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def mute(mesh: Mesh) -> None:
+    raise Mute
+
+
+def exhausted(mesh: Mesh) -> None:
+    raise StopIteration
+
+
+@pytest.mark.parametrize(("function", "text"), [(mute, "Mute"), (exhausted, "StopIteration")])
+def test_errors_that_would_be_lost(
+    function: Callable[[Mesh], None], text: str, no_orphans: Callable[[], list[int]]
+) -> None:
+    with WorkerPool(1) as pool, pytest.raises(PeerError, match=f"rank 0: {text}"):
+        pool.run(function)

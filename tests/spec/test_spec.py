@@ -258,7 +258,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(SpecError, match=r"spec\.json: the spec can't be written: disk full"):
         SPEC_MPNN_GP.save(path)
     assert MLIPSpec.load(path) == SPEC_MPNN_HALO
     assert len(list(tmp_path.iterdir())) == 1
@@ -399,3 +399,31 @@ def test_one_reader_per_kind() -> None:
     register_adapter_kind("other", Adapter.from_dict)
     with pytest.raises(ValueError, match="'test' has a reader already"):
         register_adapter_kind("test", lambda data: Adapter("x"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 1.0}, "version 1.0 found"),
+        ({"version": [1]}, r"version \[1\] found"),
+        ({"distribution": {"storage": {"type": ["x"]}}}, r"storage.type: expected one of .* found \['x'\]"),
+        ({"distribution": {"storage": {"type": {}}}}, "storage.type: expected one of"),
+        ({"given": ["distribution"]}, "given: names 'distribution', for which there is no value"),
+        ({"distribution": {"given": ["storage"]}}, r"distribution.given: names 'storage'"),
+    ],
+)
+def test_what_no_spec_is(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        MLIPSpec.from_dict({"version": 1, **change})
+
+
+def test_a_spec_that_can_not_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="the spec can't be written: No such file"):
+        SPEC_MPNN_HALO.save(tmp_path / "none" / "spec.json")
+
+
+def test_a_file_nested_without_end_is_no_spec(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text("[" * 200_000)
+    with pytest.raises(SpecError, match=r"spec\.json: "):
+        MLIPSpec.load(path)

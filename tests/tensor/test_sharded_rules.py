@@ -62,14 +62,52 @@ REFUSED: dict[str, Callable[[ShardTensor], Any]] = {
     "amax": lambda x: x.scatter_reduce(0, torch.zeros(1, F).long(), torch.zeros(1, F).double(), "amax"),
     "max_norm": lambda x: fn.embedding(torch.tensor([1]), x, max_norm=1.0),
     "embedding_bag": lambda x: fn.embedding_bag(torch.tensor([[1]]), x),
+    "aten slice": lambda x: torch.ops.aten.slice(x, 0, 0, 3),
+    "aten slice default": lambda x: torch.ops.aten.slice.Tensor(x),
+    "split": lambda x: x.split(4),
+    "torch.split": lambda x: torch.split(x, [4, N - 4], dim=-2),
+    "chunk": lambda x: torch.chunk(x, 2),
+    "tensor_split": lambda x: x.tensor_split(3),
+    "vsplit": lambda x: torch.vsplit(x, [4]),
+    "unbind": lambda x: x.unbind(),
+    "iteration": lambda x: list(x),
+    "reversed": lambda x: reversed(x),
+    "flip": lambda x: x.flip(1, 0),
+    "torch.flip": lambda x: torch.flip(x, dims=(-2,)),
+    "roll": lambda x: torch.roll(x, 1, 0),
+    "roll all": lambda x: x.roll(1),
+    "rot90": lambda x: torch.rot90(x),
+    "sort": lambda x: x.sort(0),
+    "argsort": lambda x: torch.argsort(x, dim=0, stable=True),
+    "topk": lambda x: torch.topk(x, 2, dim=0),
+    "cumsum": lambda x: x.cumsum(0),
+    "numpy's word": lambda x: x.cumsum(axis=0),
+    "diff": lambda x: torch.diff(x, dim=0),
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
+    "narrow_copy": lambda x: torch.narrow_copy(x, 0, 0, 2),
+    "select_copy": lambda x: torch.select_copy(x, 0, 2),
+    "select_scatter": lambda x: x.select_scatter(torch.zeros(F).double(), 0, 1),
+    "slice_scatter": lambda x: x.slice_scatter(torch.zeros(2, F).double(), 0, 1, 3),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "view": lambda x: x.view(-1, 3)[torch.tensor([4])],
+    "view of all": lambda x: x.view(N * F),
+    "reshape": lambda x: torch.reshape(x, shape=(-1,)),
+    "view_as": lambda x: x.view_as(torch.zeros(F, N)),
+    "flatten": lambda x: x.flatten(),
+    "ravel": lambda x: x.ravel(),
+    "unflatten": lambda x: x.unflatten(0, (1, N)),
+    "unsafe put": lambda x: torch.ops.aten._unsafe_index_put(
+        x, [torch.tensor([1])], torch.zeros(1, F).double(), True
+    ),
     "rows into rows": lambda x: x.index_add(0, torch.arange(N), x.clone()),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(x: ShardTensor, name: str) -> None:
-    with pytest.raises(SpecError):
+    with pytest.raises(SpecError) as caught:
         REFUSED[name](x)
+    assert "x.to_local()" in str(caught.value) or name in ("amax", "max_norm")
     assert torch.equal(x.to_local(), random(N, F))
 
 
@@ -85,6 +123,16 @@ LOCAL: dict[str, Callable[[T], T]] = {
     "sum": lambda x: x.sum(0),
     "select column": lambda x: x.select(1, 0),
     "cat": lambda x: torch.cat([x, x], 1),
+    "split columns": lambda x: torch.cat(x.split(2, -1)[::-1], 1),
+    "unbind columns": lambda x: x.unbind(1)[2],
+    "flip columns": lambda x: x.flip(-1),
+    "roll columns": lambda x: x.roll(1, 1),
+    "sort columns": lambda x: x.sort().values,
+    "cumsum columns": lambda x: torch.cumsum(x, dim=1),
+    "view with the rows": lambda x: x.view(x.shape[0], F, -1),
+    "reshape with the rows": lambda x: x.reshape((N, 1, F)),
+    "other dtype": lambda x: x.view(torch.int64),
+    "flatten columns": lambda x: x.view(x.shape[0], F, 1).flatten(1) + x.flatten(1),
 }
 
 

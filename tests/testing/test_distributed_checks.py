@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nvdd_core import testing as kit
-from nvdd_core.errors import DistributedError
-from nvdd_core.testing import ConformanceError, ModelSource, NotApplicable, distributed_checks
-from tests.testing.toys import CUTOFF
+from nvdd_core.errors import DistributedError, InputError
+from nvdd_core.runtime import DistributedModel
+from nvdd_core.testing import (
+    ConformanceError,
+    ModelSource,
+    NotApplicable,
+    PartlyChecked,
+    distributed_checks,
+    evaluate,
+    ranks as kit_ranks,
+)
+from tests.testing.toys import CUTOFF, load
 
 pytestmark = pytest.mark.distributed
 
@@ -108,9 +119,66 @@ def test_gradients_need_node_energies_and_a_graph() -> None:
         kit.assert_gradient_parity(direct, ROD, TWO)
 
 
-def test_models_can_be_given_in_every_way() -> None:
-    from tests.testing.toys import load
+@pytest.mark.timeout(120)
+def test_forces_that_cannot_be_differentiated_are_reported() -> None:
+    with pytest.warns(PartlyChecked, match="gradients of forces were not compared: You must implement"):
+        kit.assert_gradient_parity(toy("once"), ROD, TWO)
+    kind = type("Mine", (kit.Conformance,), {"model": load, "options": {"bug": "once"}, "ranks": TWO})
+    suite = type("Short", (kit.Conformance,), {"test_gradient_parity": _gradients, **_OF_THE_KIT})
+    results = {r.check: r for r in kit.run(kind, [suite])}
+    assert results["gradient_parity"].outcome == "ok", results
+    assert "gradients of forces were not compared" in results["gradient_parity"].reason
 
+
+def _gradients(self: Any) -> None:
+    kit.assert_gradient_parity(self.subject.source, ROD, self.ranks)
+
+
+_OF_THE_KIT = {"__module__": kit.DistributedSuite.__module__}
+
+
+def test_a_broken_derivative_is_no_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConformanceError, match="a gradient of another shape"):
+        kit.assert_gradient_parity(toy("fragile"), ROD, TWO)
+
+    def refuse(*args: Any) -> None:
+        raise InputError("something else")
+
+    monkeypatch.setattr(DistributedModel, "differentiable", refuse)
+    with pytest.raises(ConformanceError, match="InputError: something else"):
+        kit.assert_gradient_parity(toy(), ROD, TWO)
+
+
+def test_one_process_evaluates_each_structure_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return evaluate(*args)
+
+    monkeypatch.setattr(distributed_checks, "evaluate", counted)
+    some = {name: STRUCTURES[name] for name in ("atom", "crystal")}
+    kit.assert_parity(toy(), some, TWO)
+    assert len(calls) == 2
+    kit.assert_migration(toy(), ROD, (2,))
+    assert len(calls) == 2 + 5
+
+
+def test_nothing_is_kept_after_the_ranks() -> None:
+    kit.assert_parity(toy(), STRUCTURES["atom"], (1,), "halo")
+    assert kit_ranks._KEPT
+    kit.close_pools()
+    assert not kit_ranks._KEPT
+
+
+def test_a_model_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "filed.py").write_text("from beside import load\n")
+    (tmp_path / "beside.py").write_text("from tests.testing.toys import load\n")
+    kit.assert_parity(f"{tmp_path}/filed.py:load", STRUCTURES["crystal"], TWO, "halo")
+
+
+def test_models_can_be_given_in_every_way() -> None:
     model = toy().load()
     for given in (model, load, "tests.testing.toys:load"):
         kit.assert_parity(given, STRUCTURES["crystal"], (2,), "halo")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from click.testing import CliRunner
 
 from nvdd_core import testing as kit
 from nvdd_core.testing import (
@@ -22,6 +23,7 @@ from nvdd_core.testing import (
     no,
     only,
     overrides,
+    runner,
 )
 from nvdd_core.testing.base import standard_tests
 from nvdd_core.testing.suites import SUITES
@@ -292,6 +294,17 @@ def test_the_command_for_what_is_not_there(arguments: list[str], said: str) -> N
     )
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_options_of_the_command_are_toml(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(runner, "subjects", lambda name, models, attributes: given.append(attributes) or {})
+    monkeypatch.setattr(runner, "_all", lambda name, chosen: [])
+    arguments = ["kit", "--option", "cutoff=8.5", "--option", "shift=force", "--option", "flag=true"]
+    assert CliRunner().invoke(runner.main, arguments).exit_code == 0
+    assert given[0]["options"] == {"cutoff": 8.5, "shift": "force", "flag": True}
+    refused = CliRunner().invoke(runner.main, ["kit", "--option", "cutoff"])
+    assert "KEY=VALUE" in refused.output
 
 
 def test_the_table() -> None:

@@ -25,6 +25,41 @@ _LOCAL = SPEC_MPNN_HALO | MLIPSpec(
 )
 
 
+class _OneWay(torch.autograd.Function):
+    """The identity, without a derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+class _Once(_OneWay):
+    """The identity, whose derivative has none."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _OneWay.apply(grad)
+
+
+class _Thrower(_OneWay):
+    """The identity, whose derivative raises."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("a gradient of another shape")
+
+
+class _Fragile(_OneWay):
+    """The identity, whose second derivative raises, which is not the same as missing."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Thrower.apply(grad)
+
+
+_ODD = {"once": _Once, "fragile": _Fragile}
+
+
 class Toy(torch.nn.Module):
     """Two layers of messages by plain torch; `bug` names what it does wrong."""
 
@@ -93,6 +128,8 @@ class Toy(torch.nn.Module):
             vectors = vectors * vectors.new_tensor([1.0, 1.1, 1.0])
         r2 = vectors.square().sum(1)
         near = torch.where(r2 < self.cutoff**2, 1.0 - r2 / self.cutoff**2, torch.zeros_like(r2)) ** 3
+        if self.bug in _ODD:
+            near = _ODD[self.bug].apply(near)
         crowd = near.new_zeros(batch.n_local).index_add(0, receiver, near)
         crowd = crowd * (1.0 + 0.01 * self._numbers(batch).to(crowd.dtype))
         if self.bug == "empty" and batch.n_owned == 0:

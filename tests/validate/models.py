@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
+from nvdd_core.adapters import MethodAdapter
 from nvdd_core.comm import all_reduce_sum_symmetric
 from nvdd_core.runtime import (
     SPEC_MPNN_HALO,
@@ -251,6 +254,34 @@ class GraphOutput(Toy):
         return {"node_energy": node, "charge": charge}
 
 
+class Scalar(Toy):
+    """Right: gives a further output that is a single number, complete on every rank."""
+
+    outputs = Toy.outputs | {"lowest"}
+    spec = mode(ScatterMode.LOCAL) | MLIPSpec(outputs={"lowest": OutputSpec(OutputKind.GLOBAL)})
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        node = sum_edges(batch, batch.edge_index[1], weights(batch))
+        total = system_sum(node.square(), batch.system, batch.n_systems)
+        return {"node_energy": node, "lowest": total.min()}
+
+
+class Leaves(Pair):
+    """Ends the process, but not where it is alone."""
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        if "NVDD_WORKER" in os.environ:
+            raise SystemExit(0)
+        return super().forward(batch)
+
+
+class LeavesAtOnce(Pair):
+    """Ends the process when it is made."""
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        raise SystemExit(0)
+
+
 class GraphShare(GraphOutput):
     """Gives this rank's share of it in a rule that takes it for complete."""
 
@@ -330,6 +361,88 @@ class RaisesAlone(Toy):
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
         raise ValueError("this toy is broken")
+
+
+class OneWay(torch.autograd.Function):
+    """The identity, without a derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+
+class OnceOnly(OneWay):
+    """The identity, which can be differentiated once."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        return OneWay.apply(grad)
+
+
+class NoSecondDerivative(Toy):
+    """Right, though forces can't be differentiated."""
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        node = sum_edges(batch, batch.edge_index[1], OnceOnly.apply(weights(batch)))
+        return {"node_energy": node**2}
+
+
+class Thrower(torch.autograd.Function):
+    """The identity, whose derivative raises."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("this toy's backward expects a gradient of another shape")
+
+
+class Fragile(torch.autograd.Function):
+    """The identity, whose second derivative is broken, which is not the same as missing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Thrower.apply(grad)
+
+
+class BrokenSecondDerivative(Toy):
+    """Its second derivative raises."""
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        node = sum_edges(batch, batch.edge_index[1], Fragile.apply(weights(batch)))
+        return {"node_energy": node**2}
+
+
+class Foreign:
+    """Somebody else's class."""
+
+    def value(self) -> float:
+        return 1.0
+
+
+NAMELESS = MLIPSpec(
+    distribution=DistributionSpec(
+        third_party_helpers=(MethodAdapter(Foreign, "value", lambda original, instance: original(instance)),)
+    )
+)
+
+
+class NamelessAdapter(Pair):
+    """Right; an adapter of its spec is a lambda, which no other process finds by name."""
+
+    spec = mode(ScatterMode.LOCAL) | NAMELESS
+
+
+class NamelessStale(StaleByMode):
+    """Wrong, with such an adapter."""
+
+    spec = StaleByMode.spec | NAMELESS
 
 
 class Detached(Toy):

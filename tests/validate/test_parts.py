@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import ase
@@ -18,13 +19,15 @@ from nvdd_core.runtime import SPEC_MPNN_HALO, Batch, DomainConfig, MLIPSpec
 from nvdd_core.spec import DistributionSpec, HaloStorage, OutputKind, OutputSpec, Reduce, ScatterMode
 from nvdd_core.validate import View
 from nvdd_core.validate.candidates import fixes_between, with_outputs
-from nvdd_core.validate.compare import difference
-from nvdd_core.validate.gradients import row_numbers
+from nvdd_core.validate.compare import check_outputs, difference
+from nvdd_core.validate.gradients import everywhere, lacks_derivative, row_numbers
 from nvdd_core.validate.observe import Observation, Request, observe
 from nvdd_core.validate.places import is_model_code, place_in_traceback
 from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.views import Layout, projection, summarise
 from tests.cases import oracle
+from tests.cases.ranks import mesh
+from tests.validate import models
 
 
 def alone(name: str, atoms: ase.Atoms, *, record: bool = True) -> Observation:
@@ -132,6 +135,80 @@ def test_difference() -> None:
     found[0, 0] = math.nan
     assert difference(found, right, 1e9).max_abs == math.inf
     assert not difference(found[:2], right, 1.0).passed
+
+
+def _energies(values: list[float], n_rows: list[int]) -> Observation:
+    counts, ids = torch.tensor(n_rows), torch.arange(sum(n_rows))
+    edges = torch.zeros(2, 0, dtype=torch.int64)
+    found = Observation(ids, len(ids), len(ids), 2.5, counts, SPEC_MPNN_HALO, edges)
+    found.whole["energy"] = torch.tensor(values, dtype=torch.float64)
+    return found
+
+
+@pytest.mark.parametrize(("off", "passed"), [([0.0, 0.0], True), ([1e-9, 0.0], False), ([0.0, 1e-9], True)])
+def test_an_energy_may_be_off_by_the_atoms_of_its_own_system(off: list[float], passed: bool) -> None:
+    values, sizes = [1.0, 998.0], [2, 998]
+    right = _energies(values, sizes)
+    found = _energies([v + d for v, d in zip(values, off, strict=True)], sizes)
+    (check,) = check_outputs(right, [found], torch.float64, {})
+    assert check.passed is passed
+
+
+def _second(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.tensor([[0.1, 0.4], [0.8, 0.2]], dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
+    torch.autograd.grad(first.square().sum(), x)
+
+
+@torch.library.custom_op("nvdd_test_validate::twice", mutates_args=())
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    return 2.0 * x
+
+
+@pytest.mark.parametrize(
+    ("function", "lacking"),
+    [
+        (lambda x: models.OnceOnly.apply(x.square()).square(), True),
+        (_twice, True),
+        (models.OneWay.apply, True),
+        (lambda x: torch.cdist(x, x.flip(0).detach(), p=3.0), True),
+        (lambda x: models.Fragile.apply(x).square(), False),
+        (lambda x: torch.ones(1, requires_grad=True) * 2.0, False),  # not used in the graph
+        (lambda x: x.detach(), False),  # does not require grad
+    ],
+)
+def test_a_missing_derivative_is_told_from_a_fault(
+    function: Callable[[torch.Tensor], torch.Tensor], lacking: bool
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        _second(function)
+    assert lacks_derivative(caught.value) is lacking
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "derivative for aten::_scaled_dot_product_flash_attention_for_cpu_backward is not implemented",
+        "the derivative for '_cdist_backward' is not implemented.",
+        "Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API.",
+        "grid_sampler_3d double backward not implemented for interpolation_mode=2",
+        "trying to differentiate twice a function that was marked with @once_differentiable",
+        "torch.compile with aot_autograd does not currently support double backward",
+    ],
+)
+def test_words_of_torch_for_a_missing_derivative(message: str) -> None:
+    assert lacks_derivative(RuntimeError(message))
+    assert not lacks_derivative(ValueError(message))
+
+
+def test_ranks_agree_about_a_derivative(rank_pool) -> None:
+    for found in rank_pool(2).run(_one_sided):
+        assert found == [True, False, False]
+
+
+def _one_sided() -> list[bool]:
+    group = mesh()
+    return [everywhere(group, here) for here in (True, group.rank == 0, False)]
 
 
 def test_fixes_are_what_differs() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
+from pathlib import Path
 
 import ase
 import pytest
@@ -11,7 +13,9 @@ import pytest
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import SPEC_MPNN_HALO, MLIPSpec
 from nvdd_core.validate import Cause, Place, Relation, ValidationReport, View, trace_and_validate
+from nvdd_core.validate.source import ModelSource
 from tests.cases import oracle
+from tests.validate import models
 from tests.validate.conftest import Check
 
 
@@ -24,6 +28,21 @@ def line(place: Place | None) -> str:
 
 def fixes(report: ValidationReport) -> dict[str, tuple[str, str]]:
     return {fix.field: (fix.before, fix.after) for fix in report.fixes}
+
+
+def test_an_output_that_is_a_single_number(check: Check) -> None:
+    report = check("Scalar")
+    assert report.passed, report.text()
+    (lowest,) = [o for o in report.outputs if o.name == "lowest"]
+    assert lowest.gradient is not None
+
+
+@pytest.mark.parametrize(("name", "cause"), [("LeavesAtOnce", Cause.REFERENCE), ("Leaves", Cause.RAISED)])
+def test_a_model_that_wants_to_end_the_process(check: Check, name: str, cause: Cause) -> None:
+    report = check(name)
+    assert (report.passed, report.cause) == (False, cause)
+    assert report.error is not None
+    assert "SystemExit" in report.error.message
 
 
 @pytest.mark.parametrize("name", ["Pair", "TwoLayers", "RightGate", "EnergyOnce"])
@@ -255,6 +274,70 @@ def test_a_rank_without_rows(check: Check, n: int) -> None:
     report = check("TwoLayers", far)
     assert report.passed, report.text()
     assert report.warning
+
+
+def test_forces_without_a_derivative_are_compared_all_the_same(check: Check) -> None:
+    report = check("NoSecondDerivative")
+    assert report.passed, report.text()
+    derived = {o.name for o in report.outputs if o.gradient is not None}
+    assert derived == {"energy", "node_energy"}
+    assert "forces" in {o.name for o in report.outputs}
+
+
+def test_a_broken_derivative_is_no_missing_one(check: Check) -> None:
+    report = check("BrokenSecondDerivative")
+    assert report.cause is Cause.REFERENCE, report.text()
+    assert report.error is not None
+    assert "of another shape" in report.error.message
+
+
+def test_an_adapter_without_a_name_stays_where_it_is(check: Check) -> None:
+    report = check("NamelessAdapter")
+    assert report.passed, report.text()
+    assert [a.kind for a in report.adapters] == ["method"]
+    wrong = check("NamelessStale")
+    assert (wrong.cause, wrong.spec, wrong.evaluations) == (Cause.STALE_GHOSTS, None, 1)
+    assert "no other spec was tried" in wrong.warning
+    assert "move it to module level" in wrong.warning
+    with pytest.raises(InputError, match=r"spec can't be sent to ranks: .* move it to module level"):
+        check("Pair", spec=models.NamelessAdapter.spec)
+
+
+FILE = """
+import dataclasses
+import own_part
+from nvdd_core.adapters import MethodAdapter
+from nvdd_core.runtime import MLIPSpec
+from nvdd_core.spec import DistributionSpec
+from tests.validate.models import Pair
+
+class Foreign:
+    def value(self):
+        return 1.0
+
+def as_before(original, instance):
+    return original(instance)
+
+class Mine(Pair):
+    spec = Pair.spec | MLIPSpec(distribution=DistributionSpec(third_party_helpers=(
+        MethodAdapter(Foreign, "value", as_before),)))
+
+def load(*, dtype):
+    return Mine(dtype, own_part.DEVICE)
+"""
+
+
+def test_a_file_with_another_beside_it(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are running already find both, and a spec that names code of the file."""
+    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "own_part.py").write_text("import torch\nDEVICE = torch.device('cpu')\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(tmp_path)
+    source = ModelSource("mine.py:load")
+    for spec in (None, source.load().distribution_spec("halo")):
+        report = check("mine.py:load", spec=spec)
+        assert report.passed, report.text()
+        assert report.model == "mine.py:load"
 
 
 def test_three_ranks_of_its_own(atoms: ase.Atoms, no_orphans: object) -> None:

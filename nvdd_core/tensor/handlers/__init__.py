@@ -6,7 +6,7 @@ Layer: tensor.
 
 from __future__ import annotations
 
-from nvdd_core.tensor.handlers import allocate, lookup, scatter, system
+from nvdd_core.tensor.handlers import allocate, lookup, refused, scatter, system
 from nvdd_core.tensor.registry import HandlerRegistry, Registration
 
 __all__ = ["install"]
@@ -14,5 +14,5 @@ __all__ = ["install"]
 
 def install(registry: HandlerRegistry) -> list[Registration]:
     """Register every handler of the core in `registry`."""
-    families = (scatter, system, lookup, allocate)
+    families = (scatter, system, lookup, refused, allocate)
     return [registration for family in families for registration in family.install(registry)]

@@ -5,9 +5,8 @@ the entries that its own index names, as a plain tensor. Served are ``index_sele
 ``take_along_dim``, ``embedding``, and for adding every scatter that sums. Reading runs the very operation that
 was called, on ``[owned | fetched | padding]`` rows with a translated index.
 
-A position among this rank's rows looks just like a global id, so what would be one is refused: integers and
-slices along dim 0, and writes that replace rows. A boolean mask has the length of this rank's rows and can only
-mean them; it stays local.
+An integer or a slice along dim 0 could be a position or a global id and is refused, here and in `refused`. A
+boolean mask has the length of this rank's rows and can only mean them; it stays local.
 
 Layer: tensor.
 """
@@ -29,20 +28,16 @@ from nvdd_core.tensor.registry import Args, Handler, HandlerRegistry, Kwargs, Op
 from nvdd_core.tensor.shard_tensor import ShardTensor, inherit
 from nvdd_core.tensor.trace import op_name
 
-_LOCAL_ADVICE = "use x.to_local() for this rank's rows, or a tensor of global ids"
-_WRITE_ADVICE = (
-    "rows of sharded storage are added to by global id (index_add_, scatter_add_, index_put_ with accumulate=True) "
-    "or written whole or by mask; use x.to_local() to write this rank's rows"
-)
+LOCAL_ADVICE = "use x.to_local() for this rank's rows, or a tensor of global ids"
 _MASKS = frozenset({torch.bool, torch.uint8})
 
 
-def _is_sharded(value: Any) -> bool:
+def is_sharded(value: Any) -> bool:
     """Whether `value` holds owned rows of sharded storage."""
     return isinstance(value, ShardTensor) and value._gather_meta is not None and value._kind is RowKind.OWNED
 
 
-def _any_sharded(args: Args, kwargs: Kwargs) -> bool:
+def any_sharded(args: Args, kwargs: Kwargs) -> bool:
     """Whether a tensor of sharded storage is among the arguments; quick, since every plain ``x[...]`` asks."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, ShardTensor) and value._gather_meta is not None:
@@ -86,7 +81,7 @@ def _gather(a: Mapping[str, Any]) -> _Read | None:
 def _take_along_dim(a: Mapping[str, Any]) -> _Read | None:
     if a.get("dim") is None:
         raise SpecError(
-            f"take_along_dim over all entries of sharded rows has no meaning; name dim=0, or {_LOCAL_ADVICE}"
+            f"take_along_dim over all entries of sharded rows has no meaning; name dim=0, or {LOCAL_ADVICE}"
         )
     if not along_rows(a):
         return None
@@ -96,10 +91,10 @@ def _take_along_dim(a: Mapping[str, Any]) -> _Read | None:
 def _getitem(a: Mapping[str, Any]) -> _Read | None:
     table, key = a["self"], a["key"]
     key = tuple(key) if isinstance(key, tuple) else (key,)
-    at = _row_entry(key, table.dim())
+    at = row_entry(key, table.dim())
     if at is None:
         return None
-    return _Read(table, _as_ids(key[at]), lambda rows, i: rows[(*key[:at], i, *key[at + 1 :])])
+    return _Read(table, as_ids(key[at]), lambda rows, i: rows[(*key[:at], i, *key[at + 1 :])])
 
 
 def _index(a: Mapping[str, Any]) -> _Read | None:
@@ -138,6 +133,7 @@ _READ_FAMILIES: dict[str, _Form] = {
     "gather": (("self", "dim", "index", "sparse_grad"), _gather),
     "take_along_dim": (("self", "indices", "dim"), _take_along_dim),
     "index": (("self", "indices"), _index),
+    "_unsafe_index": (("self", "indices"), _index),
     "embedding": (("self", "index", "padding_idx", "scale_grad_by_freq", "sparse"), _embedding),
 }
 _READS: dict[Op, _Form] = {op: form for name, form in _READ_FAMILIES.items() for op in spellings(name)}
@@ -145,7 +141,7 @@ _READS[torch.Tensor.__getitem__] = (("self", "key"), _getitem)
 _READS[torch.nn.functional.embedding] = (("index", "self", *_EMBEDDING_OPTIONS), _functional_embedding)
 
 
-def _row_entry(key: tuple[Any, ...], n_dims: int) -> int | None:
+def row_entry(key: tuple[Any, ...], n_dims: int) -> int | None:
     """Return the place in an index of what applies to dim 0, None when dim 0 is kept whole."""
     for at, entry in enumerate(key):
         if entry is None:
@@ -165,7 +161,7 @@ def _dims_taken(entry: Any) -> int:
     return entry.dim() if masks else 1
 
 
-def _as_ids(entry: Any) -> Any:
+def as_ids(entry: Any) -> Any:
     """Turn a list, a range or an array into the tensor that torch would index by."""
     if isinstance(entry, (int, float, slice, torch.Tensor)) or not hasattr(entry, "__len__"):
         return entry
@@ -176,17 +172,18 @@ def _read(func: Op, args: Args, kwargs: Kwargs) -> _Read | None:
     """Return what the call reads by position or id along dim 0 of sharded rows, None when it does not."""
     names, reader = _READS[func]
     named = bind(names, args, kwargs)
-    if not _is_sharded(named.get("self")):
+    if not is_sharded(named.get("self")):
         return None
     return reader(named)
 
 
 def _reads(func: Op, args: Args, kwargs: Kwargs) -> bool:
-    read = _read(func, args, kwargs) if _any_sharded(args, kwargs) else None
-    return read is not None and not _is_mask(read.index)
+    read = _read(func, args, kwargs) if any_sharded(args, kwargs) else None
+    return read is not None and not is_mask(read.index)
 
 
-def _is_mask(index: Any) -> bool:
+def is_mask(index: Any) -> bool:
+    """Whether an entry of an index is a mask."""
     return isinstance(index, torch.Tensor) and index.dtype in _MASKS
 
 
@@ -197,7 +194,7 @@ def _look_up(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     if not isinstance(read.index, torch.Tensor):
         raise SpecError(
             f"{op_name(func)}: {read.index!r} along dim 0 of sharded rows could be a position here or a global id; "
-            f"{_LOCAL_ADVICE}"
+            f"{LOCAL_ADVICE}"
         )
     if kwargs.get("out") is not None:
         raise SpecError(f"{op_name(func)} on sharded rows takes no out=")
@@ -221,7 +218,7 @@ def _plan(func: Op, table: Any, index: torch.Tensor) -> RowLookup:
 
 def _adds_by_id(func: Op, args: Args, kwargs: Kwargs) -> bool:
     call = parse(func, args, kwargs)
-    return call is not None and route(call) is Route.BY_ID and not _is_mask(call.index)
+    return call is not None and route(call) is Route.BY_ID and not is_mask(call.index)
 
 
 def _add_by_id(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
@@ -244,79 +241,13 @@ def _add_by_id(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     return inherit(dest + added, dest)
 
 
-# -- refusing ---------------------------------------------------------------------------------------------------------
-
-
-def _replaces_at_key(a: Mapping[str, Any]) -> str | None:
-    key = a["key"] if isinstance(a["key"], tuple) else (a["key"],)
-    at = _row_entry(key, a["self"].dim())
-    return None if at is None or _is_mask(_as_ids(key[at])) else _WRITE_ADVICE
-
-
-def _replaces_at_index(a: Mapping[str, Any]) -> str | None:
-    first = a["indices"][0] if a["indices"] else None
-    return None if a.get("accumulate") or first is None or _is_mask(first) else _WRITE_ADVICE
-
-
-def _replaces_along_rows(a: Mapping[str, Any]) -> str | None:
-    return _WRITE_ADVICE if along_rows(a) and a.get("reduce") is None else None
-
-
-def _picks_along_rows(a: Mapping[str, Any]) -> str | None:
-    return f"positions and global ids look alike; {_LOCAL_ADVICE}" if along_rows(a) else None
-
-
-def _always(a: Mapping[str, Any]) -> str | None:
-    return f"it has no meaning by global id; {_LOCAL_ADVICE}"
-
-
-_Refusal = tuple[tuple[str, ...], Callable[[Mapping[str, Any]], str | None]]
-_REFUSED_FAMILIES: dict[str, _Refusal] = {
-    "scatter": (("self", "dim", "index", "source", "reduce"), _replaces_along_rows),
-    "scatter_": (("self", "dim", "index", "source", "reduce"), _replaces_along_rows),
-    "index_put": (("self", "indices", "source", "accumulate"), _replaces_at_index),
-    "index_put_": (("self", "indices", "source", "accumulate"), _replaces_at_index),
-    "index_copy": (("self", "dim"), _replaces_along_rows),
-    "index_copy_": (("self", "dim"), _replaces_along_rows),
-    "index_fill": (("self", "dim"), _replaces_along_rows),
-    "index_fill_": (("self", "dim"), _replaces_along_rows),
-    "select": (("self", "dim"), _picks_along_rows),
-    "narrow": (("self", "dim"), _picks_along_rows),
-    "take": (("self",), _always),
-    "put": (("self",), _always),
-    "put_": (("self",), _always),
-    "embedding_bag": (("self",), _always),
-}
-_REFUSALS: dict[Op, _Refusal] = {
-    op: form for name, form in _REFUSED_FAMILIES.items() for op in spellings(name)
-}
-_REFUSALS[torch.Tensor.__setitem__] = (("self", "key", "source"), _replaces_at_key)
-_REFUSALS[torch.nn.functional.embedding_bag] = (("index", "self"), _always)
-
-
-def _advice(func: Op, args: Args, kwargs: Kwargs) -> str | None:
-    names, judge = _REFUSALS[func]
-    named = bind(names, args, kwargs)
-    return judge(named) if _is_sharded(named.get("self")) else None
-
-
-def _refuses(func: Op, args: Args, kwargs: Kwargs) -> bool:
-    return _any_sharded(args, kwargs) and _advice(func, args, kwargs) is not None
-
-
-def _refuse(func: Op, args: Args, kwargs: Kwargs) -> Any:
-    raise SpecError(f"{op_name(func)} along the rows of sharded storage: {_advice(func, args, kwargs)}")
-
-
 LOOKUP = Handler("sharded_lookup", _reads, _look_up)
 ADD_BY_ID = Handler("sharded_scatter", _adds_by_id, _add_by_id)
-REFUSE = Handler("refuse_sharded", _refuses, _refuse)
 
 
 def install(registry: HandlerRegistry) -> list[Registration]:
-    """Register reading and adding by global id, and the refusals."""
+    """Register reading and adding by global id."""
     return [
         registry.register(_READS, LOOKUP),
         registry.register(SCATTER_OPS, ADD_BY_ID),
-        registry.register(_REFUSALS, REFUSE),
     ]

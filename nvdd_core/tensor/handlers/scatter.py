@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from nvdd_core.errors import SpecError
-from nvdd_core.tensor.exchanges import note_exchange
+from nvdd_core.tensor.exchanges import exchanged
 from nvdd_core.tensor.handlers.calls import SCATTER_OPS, ScatterCall, parse
 from nvdd_core.tensor.modes import RowKind, ScatterMode
 from nvdd_core.tensor.registry import Args, Handler, HandlerRegistry, Kwargs, Op, Registration
@@ -129,10 +129,9 @@ def _scatter_into_rows(func: Op, args: Args, kwargs: Kwargs) -> ShardTensor:
         )
     if mode is ScatterMode.REFRESH:
         written = func(*args, **kwargs)
-        owned = written[: plan.n_owned]
+        corrected = exchanged(plan.forward, written[: plan.n_owned])
     else:
-        owned = plan.reverse(_contributions(func, call, dest, plan.n_owned))
-    corrected = note_exchange(plan.forward(owned))
+        corrected = exchanged(plan.correct, _contributions(func, call, dest, plan.n_owned))
     if not call.in_place:
         return inherit(corrected, dest)
     dest.copy_(corrected)

@@ -17,7 +17,7 @@ import torch
 
 from nvdd_core.comm import all_reduce_sum_symmetric
 from nvdd_core.errors import SpecError
-from nvdd_core.tensor.exchanges import note_exchange
+from nvdd_core.tensor.exchanges import exchanged
 from nvdd_core.tensor.handlers.calls import SCATTER_OPS, ScatterCall, parse
 from nvdd_core.tensor.handlers.scatter import Route, check_same_rows, route, row_operand
 from nvdd_core.tensor.modes import RowKind
@@ -40,7 +40,8 @@ def _reduce(func: Op, args: Args, kwargs: Kwargs) -> torch.Tensor:
     n_owned = rows.row_layout.n_owned
     total = call.apply(torch.zeros_like(call.dest), call.index[:n_owned], _owned(call, n_owned))
     if rows.rules.system_reductions:
-        total = note_exchange(all_reduce_sum_symmetric(total, rows.row_layout.mesh))
+        mesh = rows.row_layout.mesh
+        total = exchanged(lambda share: all_reduce_sum_symmetric(share, mesh), total)
     if call.in_place:
         call.dest.add_(total)
         return call.dest
