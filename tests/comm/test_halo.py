@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -240,3 +244,21 @@ def _random_plans(count: int) -> float:
         group.all_reduce_sum_(pair)
         worst = max(worst, abs(float(pair[0] - pair[1])))
     return worst
+
+
+def _expanded(shared: bool) -> list[float]:
+    """The gradient of a sum is one number seen many times: its rows have no memory of their own."""
+    os.environ["NVDD_SHARED_MEMORY"] = "1" if shared else "0"
+    mesh = Mesh.from_process_group()
+    other = 1 - mesh.rank
+    splits = tuple(2 if rank == other else 0 for rank in range(2))
+    plan = HaloPlan(mesh, 3, torch.tensor([0, 2]), splits, splits)
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    plan.forward(x).sum().backward()
+    assert x.grad is not None
+    return x.grad.tolist()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_without_memory_of_their_own(shared: bool, run_ranks: Callable[..., list[Any]]) -> None:
+    assert run_ranks(_expanded, 2, shared) == [[2.0, 1.0, 2.0]] * 2
