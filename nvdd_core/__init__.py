@@ -77,6 +77,8 @@ LAZY_NAMES: Final = {
     "HookScope": "nvdd_core.dynamics",
     "Langevin": "nvdd_core.dynamics",
     "VelocityVerlet": "nvdd_core.dynamics",
+    # interop
+    "DomainCalculator": "nvdd_core.interop",
     # validate
     "ValidationReport": "nvdd_core.validate",
     "trace_and_validate": "nvdd_core.validate",
@@ -105,6 +107,7 @@ if TYPE_CHECKING:
         VelocityVerlet as VelocityVerlet,
     )
     from nvdd_core.errors import InputError as InputError, NvddError as NvddError
+    from nvdd_core.interop import DomainCalculator as DomainCalculator
     from nvdd_core.plugins import (
         AdapterDecl as AdapterDecl,
         ModelDecl as ModelDecl,

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -69,10 +70,10 @@ class WorkerPool:
             )
         self.n_ranks, self.device, self.timeout_s = n_ranks, device, timeout_s
         self._turn = threading.Lock()
-        self._folder = tempfile.TemporaryDirectory(prefix="nvdd-pool-")
+        self._folder = tempfile.mkdtemp(prefix="nvdd-pool-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
-        self._end = weakref.finalize(self, _end, self._processes, self._pipes, self._folder)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._processes, self._pipes, self._folder)
         atexit.register(self._end)
         try:
             self._start()
@@ -109,16 +110,36 @@ class WorkerPool:
             When a rank died or the time is over. What a rank raised is raised here, with its rank named. In each
             case the pool is closed.
         """
-        call = _call(function, args)
+        return self._run([_call(function, args)] * self.n_ranks, timeout_s)
+
+    def run_each(
+        self,
+        function: Callable[..., Any] | str,
+        arguments: Sequence[tuple[Any, ...]],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
+        """Call ``function(mesh, *arguments[rank])`` on every rank and return the results, rank 0 first; else as `run`.
+
+        Raises
+        ------
+        InputError
+            When there are not as many arguments as ranks, too.
+        """
+        if len(arguments) != self.n_ranks:
+            raise InputError(f"arguments for {len(arguments)} ranks; this pool has {self.n_ranks}")
+        return self._run([_call(function, args) for args in arguments], timeout_s)
+
+    def _run(self, calls: Sequence[bytes], timeout_s: float | None) -> list[Any]:
         with self._turn:  # one call at a time: ranks answer whoever listens
-            answers = self._answers(call, self.timeout_s if timeout_s is None else timeout_s)
+            answers = self._answers(calls, self.timeout_s if timeout_s is None else timeout_s)
         return [pickle.loads(answer.payload) for answer in answers]
 
-    def _answers(self, call: bytes, limit_s: float) -> list[Done]:
+    def _answers(self, calls: Sequence[bytes], limit_s: float) -> list[Done]:
         if not self.is_open:
             raise DistributedError("this pool of workers is closed; make a new one")
         try:
-            for pipe in self._pipes:
+            for pipe, call in zip(self._pipes, calls, strict=True):
                 # a rank that has ended: `_collect` says how
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     pipe.send_bytes(call)
@@ -154,7 +175,7 @@ class WorkerPool:
                 rank=rank,
                 size=self.n_ranks,
                 device=self.device,
-                rendezvous=f"{self._folder.name}/rendezvous",
+                rendezvous=f"{self._folder}/rendezvous",
                 sys_path=path,
                 parent=os.getpid(),
             )
@@ -235,10 +256,13 @@ def _ending(process: subprocess.Popen[bytes]) -> str:
 
 
 def _end(
+    owner: int,
     processes: list[subprocess.Popen[bytes]],
     pipes: list[Connection],
-    folder: tempfile.TemporaryDirectory[str],
+    folder: str,
 ) -> None:
+    if os.getpid() != owner:  # a forked child: the ranks are its parent's
+        return
     for pipe in pipes:
         pipe.close()  # an idle worker takes this as the end
     end = time.monotonic() + _GRACE_S
@@ -248,4 +272,4 @@ def _end(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    folder.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)

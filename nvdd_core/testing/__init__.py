@@ -99,7 +99,7 @@ from nvdd_core.testing.symmetry_checks import (
     assert_row_order_is_free,
 )
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, TIGHT, Tolerance
-from nvdd_core.validate.source import ModelSource
+from nvdd_core.runtime.source import ModelSource
 
 __all__ = [
     "CAPABILITIES",

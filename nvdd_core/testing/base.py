@@ -22,7 +22,7 @@ from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.model_checks import usable
 from nvdd_core.testing.structures import default_structures
 from nvdd_core.testing.tolerances import Tolerance, chosen
-from nvdd_core.validate.source import ModelSource
+from nvdd_core.runtime.source import ModelSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 

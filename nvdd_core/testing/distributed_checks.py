@@ -25,7 +25,7 @@ from nvdd_core.testing.failures import ConformanceError, NotApplicable, PartlyCh
 from nvdd_core.testing.ranks import Gradients, Job, Share
 from nvdd_core.testing.tolerances import TIGHT, Array, Tolerance, compare
 from nvdd_core.validate.gradients import lacks_derivative
-from nvdd_core.validate.source import ModelSource
+from nvdd_core.runtime.source import ModelSource
 
 RANKS: Final = (1, 2, 4)
 _LIMIT_S: Final = 240.0

@@ -31,7 +31,7 @@ from nvdd_core.testing.evaluation import (
 from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.process import run_fresh
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, Array, Tolerance, compare
-from nvdd_core.validate.source import ModelSource
+from nvdd_core.runtime.source import ModelSource
 
 _STEP: Final = 2e-6  # of a difference quotient, in cutoffs and as a strain
 _HIGHEST_NUMBER: Final = 118

@@ -29,7 +29,7 @@ from nvdd_core.runtime.model_adapters import root_module
 from nvdd_core.testing.evaluation import Evaluated, as_arrays, outputs_for
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array
-from nvdd_core.validate.source import ModelSource
+from nvdd_core.runtime.source import ModelSource
 
 
 @dataclass(frozen=True)

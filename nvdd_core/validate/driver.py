@@ -24,6 +24,7 @@ from nvdd_core.comm import Mesh
 from nvdd_core.errors import DistributedError, InputError, NumericalError
 from nvdd_core.plugins.foreign import error_text, wanted_end
 from nvdd_core.runtime import Batch, DomainConfig, MLIPSpec, Model, WorkerPool
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.structures import read_structures
 from nvdd_core.spec import StrategyKind
 from nvdd_core.validate.candidates import candidates, fixes_between
@@ -38,7 +39,6 @@ from nvdd_core.validate.findings import (
 from nvdd_core.validate.observe import Observation, Request, observe
 from nvdd_core.validate.places import place_in_traceback
 from nvdd_core.validate.record import modules_of
-from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.text import next_action, warning
 
 MAX_EVALUATIONS = 8

@@ -20,11 +20,11 @@ import torch
 from nvdd_core.adapters import AdapterStatus
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, MLIPSpec, Model, Outputs, ShardedBatch
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.tensor import DispatchTrace
 from nvdd_core.validate.gradients import gradients
 from nvdd_core.validate.record import Recorder, Records, recording
 from nvdd_core.validate.scripted import watching_scripts
-from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.views import Layout
 
 _FLAT = 1e-12  # Angstrom^3

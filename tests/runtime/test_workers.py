@@ -64,6 +64,25 @@ def test_a_rank_that_dies_between_calls_is_named() -> None:
         assert not pool.is_open
 
 
+def test_each_rank_can_have_arguments_of_its_own() -> None:
+    with WorkerPool(2) as pool:
+        assert pool.run_each(total, [(1.0,), (10.0,)]) == [21.0] * 2
+        with pytest.raises(InputError, match="arguments for 1 ranks; this pool has 2"):
+            pool.run_each(total, [(1.0,)])
+        assert pool.run(total, 1.0) == [3.0] * 2  # nothing was sent
+
+
+def test_a_forked_child_ends_nobody() -> None:
+    with WorkerPool(1) as pool:
+        child = os.fork()
+        if child == 0:
+            pool.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert Path(pool._folder).exists()  # where the ranks meet
+        assert pool.run(total, 1.0) == [1.0]
+
+
 def test_results_come_in_rank_order_and_the_pool_stays(no_orphans: Callable[[], list[int]]) -> None:
     with WorkerPool(3) as pool:
         assert pool.run(total, 2.0) == [12.0] * 3

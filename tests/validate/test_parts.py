@@ -16,6 +16,7 @@ from torch.nn.modules import module as torch_modules
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import SPEC_MPNN_HALO, Batch, DomainConfig, MLIPSpec
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.spec import DistributionSpec, HaloStorage, OutputKind, OutputSpec, Reduce, ScatterMode
 from nvdd_core.validate import View
 from nvdd_core.validate.candidates import fixes_between, with_outputs
@@ -23,7 +24,6 @@ from nvdd_core.validate.compare import check_outputs, difference
 from nvdd_core.validate.gradients import everywhere, lacks_derivative, row_numbers
 from nvdd_core.validate.observe import Observation, Request, observe
 from nvdd_core.validate.places import is_model_code, place_in_traceback
-from nvdd_core.validate.source import ModelSource
 from nvdd_core.validate.views import Layout, projection, summarise
 from tests.cases import oracle
 from tests.cases.ranks import mesh

@@ -1,7 +1,7 @@
 """Where a model comes from, in a form that travels to other processes, each of which makes the model for itself.
 
 Key object: `ModelSource`, for validations and for the conformance kit alike. Invariant: however a model is named,
-its loader is called in one way. Layer: validate.
+its loader is called in one way. Layer: runtime.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
-from nvdd_core.runtime import Model
+from nvdd_core.runtime.model_api import Model
 
 
 @dataclass(frozen=True)
