@@ -33,6 +33,7 @@ Invariant: the kit changes nothing of what it checks, and ends every process tha
 
 from __future__ import annotations
 
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing.adapter_checks import (
     assert_adapter_round_trip,
     assert_nested_use_restores,
@@ -99,7 +100,6 @@ from nvdd_core.testing.symmetry_checks import (
     assert_row_order_is_free,
 )
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, TIGHT, Tolerance
-from nvdd_core.runtime.source import ModelSource
 
 __all__ = [
     "CAPABILITIES",

@@ -15,6 +15,7 @@ import torch
 
 from nvdd_core.plugins import PluginStatus, default_manager
 from nvdd_core.runtime import Model
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.spec import StrategyKind
 from nvdd_core.testing.capabilities import Reduced, check_reasons, need
 from nvdd_core.testing.distributed_checks import RANKS, claimed_strategies
@@ -22,7 +23,6 @@ from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.model_checks import usable
 from nvdd_core.testing.structures import default_structures
 from nvdd_core.testing.tolerances import Tolerance, chosen
-from nvdd_core.runtime.source import ModelSource
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,6 +17,7 @@ import numpy as np
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import DistributedError, SpecError
 from nvdd_core.runtime import DomainConfig, ForceStrategy
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.workers import WorkerPool
 from nvdd_core.spec import StrategyKind
 from nvdd_core.testing import ranks as worker
@@ -25,7 +26,6 @@ from nvdd_core.testing.failures import ConformanceError, NotApplicable, PartlyCh
 from nvdd_core.testing.ranks import Gradients, Job, Share
 from nvdd_core.testing.tolerances import TIGHT, Array, Tolerance, compare
 from nvdd_core.validate.gradients import lacks_derivative
-from nvdd_core.runtime.source import ModelSource
 
 RANKS: Final = (1, 2, 4)
 _LIMIT_S: Final = 240.0

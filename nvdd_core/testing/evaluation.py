@@ -25,10 +25,10 @@ from nvdd_core.runtime import (
     Outputs,
     ShardedBatch,
 )
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array, Tolerance, compare
 from nvdd_core.validate.observe import wanted_outputs
-from nvdd_core.runtime.source import ModelSource
 
 Atoms: TypeAlias = "ase.Atoms | Sequence[ase.Atoms]"
 

@@ -20,6 +20,7 @@ import torch
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing.evaluation import (
     Evaluated,
     Watched,
@@ -31,7 +32,6 @@ from nvdd_core.testing.evaluation import (
 from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.process import run_fresh
 from nvdd_core.testing.tolerances import EXACT, SINGLE, SLOPE, Array, Tolerance, compare
-from nvdd_core.runtime.source import ModelSource
 
 _STEP: Final = 2e-6  # of a difference quotient, in cutoffs and as a strain
 _HIGHEST_NUMBER: Final = 118

@@ -26,10 +26,10 @@ from nvdd_core.runtime import (
     current_dd_context,
 )
 from nvdd_core.runtime.model_adapters import root_module
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing.evaluation import Evaluated, as_arrays, outputs_for
 from nvdd_core.testing.failures import ConformanceError
 from nvdd_core.testing.tolerances import Array
-from nvdd_core.runtime.source import ModelSource
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 import ase
 import numpy as np
 
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing.evaluation import Evaluated, compare_all, evaluate
 from nvdd_core.testing.failures import ConformanceError, NotApplicable, check
 from nvdd_core.testing.tolerances import TIGHT, Array, Tolerance, compare
-from nvdd_core.runtime.source import ModelSource
 
 
 @check

@@ -12,8 +12,8 @@ import pytest
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import SPEC_MPNN_HALO, MLIPSpec
-from nvdd_core.validate import Cause, Place, Relation, ValidationReport, View, trace_and_validate
 from nvdd_core.runtime.source import ModelSource
+from nvdd_core.validate import Cause, Place, Relation, ValidationReport, View, trace_and_validate
 from tests.cases import oracle
 from tests.validate import models
 from tests.validate.conftest import Check
