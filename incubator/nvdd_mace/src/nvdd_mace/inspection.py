@@ -1,0 +1,125 @@
+"""What a live module of mace is: whether it is served, its heads, and what its layers exchange.
+
+Key objects: `served`, `plain_parameters`, `chosen_head`, `narrow_layers`, `exchanged_widths`, `settle`, `flag`.
+Layer: plugin.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nvdd_core.errors import InputError
+from nvdd_mace.foreign import modules, o3
+
+SERVED = ("MACE", "ScaleShiftMACE")
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_SETTLED: set[tuple[torch.dtype, str, str]] = set()
+# Blocks in which neighbours read nothing but what `linear_up` makes of the features.
+_BY_LINEAR_UP = (
+    "RealAgnosticInteractionBlock",
+    "RealAgnosticResidualInteractionBlock",
+    "RealAgnosticDensityInteractionBlock",
+    "RealAgnosticDensityResidualInteractionBlock",
+    "RealAgnosticResidualNonLinearInteractionBlock",
+)
+
+
+def flag(name: str, value: object) -> bool:
+    """Return an option that is true or false, given as such or as a word.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    found = _FLAGS.get(str(value).lower())
+    if found is None:
+        raise InputError(f"mace: {name} is {value!r}; give true or false")
+    return found
+
+
+def served(module: torch.nn.Module) -> None:
+    """Refuse modules whose distribution is not known to be exact.
+
+    Raises
+    ------
+    InputError
+        Naming the kind and what is served.
+    """
+    kind = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            "mace: a model compiled to TorchScript can't be distributed; give the file from before compilation"
+        )
+    if kind not in [getattr(modules, name) for name in SERVED]:
+        raise InputError(f"mace: a {kind.__name__} is not served; {' and '.join(SERVED)} are")
+    if hasattr(module, "joint_embedding"):
+        names = ", ".join(getattr(module, "embedding_specs", {}))
+        raise InputError(
+            f"mace: the model embeds further inputs ({names}) beside elements; such models are not served"
+        )
+
+
+def plain_parameters(module: torch.nn.Module) -> None:
+    """Put ordinary parameters in the place of mace's empty ones, which can't be copied; they multiply zeros."""
+    for part in module.modules():
+        for name, value in part._parameters.items():
+            if value is not None and type(value).__name__ == "EmptyParam":
+                part._parameters[name] = torch.nn.Parameter(value.data, requires_grad=False)
+
+
+def chosen_head(module: torch.nn.Module, head: str | None) -> str:
+    """Return the head to use: the one named, the only one, or the one called default.
+
+    Raises
+    ------
+    InputError
+        When there is no such head, or several and none is the default.
+    """
+    heads = list(getattr(module, "heads", None) or ["Default"])
+    if head is not None:
+        if head not in heads:
+            raise InputError(f"mace: the model has no head {head!r}; its heads: {', '.join(heads)}")
+        return head
+    if len(heads) == 1:
+        return str(heads[0])
+    defaults = [name for name in heads if name.lower() == "default"]
+    if not defaults:
+        raise InputError(f"mace: the model has several heads: {', '.join(heads)}; give --option head=NAME")
+    return str(defaults[0])
+
+
+def settle(module: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Call what torch compiles anew after its first call, so that every evaluation gives the same bits.
+
+    e3nn's spherical harmonics are a TorchScript function that all models of a process share.
+    """
+    key = (dtype, str(device), str(module.spherical_harmonics.irreps_out))
+    if key not in _SETTLED:
+        _SETTLED.add(key)
+        with torch.enable_grad():
+            for _ in range(2):
+                axes = torch.eye(3, dtype=dtype, device=device).requires_grad_(True)
+                torch.autograd.grad(module.spherical_harmonics(axes).sum(), axes)
+
+
+def narrow_layers(module: Any) -> tuple[bool, ...]:
+    """Return, a layer, whether its ``linear_up`` makes fewer numbers than it gets and is all that neighbours read."""
+    return tuple(
+        type(block).__name__ in _BY_LINEAR_UP and _dim(block.edge_irreps) < _dim(block.node_feats_irreps)
+        for block in module.interactions
+    )
+
+
+def exchanged_widths(module: Any) -> tuple[int, ...]:
+    """Return how many numbers an atom are exchanged before each layer after the first."""
+    return tuple(
+        _dim(block.edge_irreps if narrow else block.node_feats_irreps)
+        for block, narrow in list(zip(module.interactions, narrow_layers(module), strict=True))[1:]
+    )
+
+
+def _dim(irreps: Any) -> int:
+    return int(o3.Irreps(irreps).dim)
