@@ -25,9 +25,7 @@ def raw_relations(
         present = [summary for summary in given if summary is not None]
         if len(present) == len(ranks):
             _, relation, _ = relate(reference, ranks, right, present, dtype)
-            if relation in (Relation.DIFFERENT, Relation.STALE) and folds(
-                reference, ranks, right, present, dtype
-            ):
+            if relation is Relation.DIFFERENT and folds(reference, ranks, right, present, dtype):
                 relation = Relation.ADDS_UP
             found[name] = relation
     return found

@@ -31,6 +31,9 @@ class _Leaving:
     def keys(self) -> tuple[Hashable, ...]:
         return tuple(self.inner.keys())
 
+    def sources(self) -> tuple[Hashable, ...]:
+        return tuple(self.inner.sources())
+
     def apply(self) -> None:
         if self.fault != "idle":
             self.inner.apply()
