@@ -44,6 +44,13 @@ def _checked_attribute(value: object, where: str) -> None:
         raise SpecError(f"{where}: expected the name of an attribute, found {value!r}")
 
 
+def _hold(adapter: Adapter, target: Name, replacement: Name) -> None:
+    """Keep target and replacement by name, and where the replacement stands; for ``__post_init__``."""
+    object.__setattr__(adapter, "target", target)
+    object.__setattr__(adapter, "replacement", replacement)
+    object.__setattr__(adapter, "install_site", site_of(adapter.install_site, replacement))
+
+
 @dataclass(frozen=True)
 class MethodAdapter(Adapter):
     """Hands calls of a method to `replacement`, for all instances of a class.
@@ -77,9 +84,7 @@ class MethodAdapter(Adapter):
         target = checked_code(self.target, "MethodAdapter.target")
         _checked_attribute(self.name, "MethodAdapter.name")
         replacement = checked_code(self.replacement, "MethodAdapter.replacement")
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "replacement", replacement)
-        object.__setattr__(self, "install_site", site_of(self.install_site, replacement))
+        _hold(self, target, replacement)
 
     @property
     def full_target(self) -> str:
@@ -129,9 +134,7 @@ class FunctionAdapter(Adapter):
         if target.live is None and "." in target.partition(":")[2]:
             raise SpecError(f"FunctionAdapter.target: {target} is an attribute of a class; use MethodAdapter")
         replacement = checked_code(self.replacement, "FunctionAdapter.replacement")
-        object.__setattr__(self, "target", target)
-        object.__setattr__(self, "replacement", replacement)
-        object.__setattr__(self, "install_site", site_of(self.install_site, replacement))
+        _hold(self, target, replacement)
 
     @property
     def full_target(self) -> str:

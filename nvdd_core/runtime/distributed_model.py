@@ -69,6 +69,15 @@ def _tied(named: Mapping[str, torch.Tensor], tie: torch.Tensor) -> dict[str, tor
     return {name: t + tie.to(t.dtype) if t.is_floating_point() else t for name, t in named.items()}
 
 
+def _outputs(
+    energy: torch.Tensor, stress: torch.Tensor | None, partial: Partial, wanted: frozenset[str]
+) -> Outputs:
+    """Put completed sums and a rank's own rows together."""
+    forces = None if partial.forces is None else partial.forces.double()
+    node_energy = partial.node_energy if "node_energy" in wanted else None
+    return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
+
+
 def _detached(t: torch.Tensor | None) -> torch.Tensor | None:
     return None if t is None else t.detach()
 
@@ -262,9 +271,7 @@ class DistributedModel:
             virial = totals[1 + n_systems : 1 + 10 * n_systems].view(n_systems, 3, 3)
             stress = self._stress(virial, sharded)
         self._refuse_extras(partial)
-        forces = None if partial.forces is None else partial.forces.double()
-        node_energy = partial.node_energy if "node_energy" in wanted else None
-        return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
+        return _outputs(energy, stress, partial, wanted)
 
     def _refuse_extras(self, partial: Partial) -> None:
         """Raise on every rank if an output of the model's own is not finite on any rank (collective)."""
@@ -411,9 +418,7 @@ class DistributedModel:
         if partial.virial is not None:
             virial = all_reduce_sum_symmetric(partial.virial.double(), self.mesh)
             stress = self._stress(virial, sharded)
-        forces = None if partial.forces is None else partial.forces.double()
-        node_energy = partial.node_energy if "node_energy" in wanted else None
-        return Outputs(energy, forces, stress, node_energy, partial.node_virial, partial.extra)
+        return _outputs(energy, stress, partial, wanted)
 
     @contextmanager
     def differentiating(self, sharded: ShardedBatch) -> Iterator[None]:

@@ -211,7 +211,7 @@ def check_shapes(out: Mapping[str, torch.Tensor], spec: MLIPSpec, plan: HaloPlan
         found, output = tuple(value.shape), spec.output(name)
         if name in fixed:
             allowed = [fixed[name]]
-        elif name in tails or output.kind is OutputKind.PER_NODE:
+        elif spec.per_row(name):
             tail = tails.get(name, found[1:])
             partial = output.combined is Reduce.ALL_REDUCE
             counts = (plan.n_local,) if partial else (plan.n_owned,)

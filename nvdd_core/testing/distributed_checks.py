@@ -181,9 +181,7 @@ def assert_gradient_parity(
         raise NotApplicable("the model computes forces itself (ForceStrategy.DIRECT), without a graph")
     jobs = [Job("the structure", atoms, DomainConfig(strategy=kind)) for kind in kinds]
     terms, expected = _reference_gradients(source, jobs)
-    for n_ranks in ranks:
-        if n_ranks == 1:
-            continue
+    for n_ranks in _several(ranks):
         per_rank = pool(n_ranks).run(worker.differentiate, source, jobs, terms)
         for j, job in enumerate(jobs):
             where = f"of a loss on {n_ranks} ranks, strategy {job.config.strategy.value}"
@@ -202,6 +200,11 @@ def _reference_gradients(source: ModelSource, jobs: Sequence[Job]) -> tuple[froz
     warnings.warn(PartlyChecked(f"gradients of forces were not compared: {reason}"), stacklevel=2)
     terms = frozenset({"energy", "node_energy"})
     return terms, worker.differentiate(mesh, source, jobs, terms)
+
+
+def _several(ranks: Sequence[int]) -> list[int]:
+    """Leave out one rank, where nothing is distributed."""
+    return [n_ranks for n_ranks in ranks if n_ranks != 1]
 
 
 def _compare_gradients(
@@ -230,9 +233,7 @@ def assert_uneven_split(
     alone = _Alone(source)
     order = np.argsort(atoms.positions[:, 2], kind="stable")
     fewer = atoms[np.sort(order[len(atoms) // 5 + 1 :])]
-    for n_ranks in ranks:
-        if n_ranks == 1:
-            continue
+    for n_ranks in _several(ranks):
         jobs = [_sliced("the structure", fewer, n_ranks, kind) for kind in _strategies(source, strategy)]
         for job, evaluations in zip(jobs, _check_jobs(source, alone, n_ranks, jobs, tolerance), strict=True):
             owned = [len(share.ids) for share in evaluations[0]]
@@ -256,9 +257,7 @@ def assert_empty_rank(
     """Check parity when a rank owns no row at all: one atom, and a periodic cell with all atoms at one end."""
     source = ModelSource.of(model)
     alone = _Alone(source)
-    for n_ranks in ranks:
-        if n_ranks == 1:
-            continue
+    for n_ranks in _several(ranks):
         jobs = []
         for kind in _strategies(source, strategy):
             jobs.append(Job("one atom", atoms[:1], DomainConfig(strategy=kind)))
@@ -287,9 +286,7 @@ def assert_migration(
     drift = 0.15 * cutoff * np.array([0.3, -0.2, 1.0])
     shake = 0.01 * cutoff * np.sin(1.7 * np.arange(3 * len(atoms))).reshape(-1, 3)
     moves = [step * drift + step * shake for step in range(1, _STEPS + 1)]
-    for n_ranks in ranks:
-        if n_ranks == 1:
-            continue
+    for n_ranks in _several(ranks):
         jobs = [
             Job("the structure", atoms, DomainConfig(strategy=kind, skin=skin * cutoff), moves)
             for kind in _strategies(source, strategy)
@@ -360,9 +357,7 @@ def assert_communication_is_steady(
     shake = 0.02 * skin * np.sin(1.7 * np.arange(3 * len(atoms))).reshape(-1, 3)
     moves = [step * shake for step in range(1, _STEPS + 1)]
     budgets: dict[str, Mapping[str, int]] = {}
-    for n_ranks in ranks:
-        if n_ranks == 1:
-            continue
+    for n_ranks in _several(ranks):
         kinds = _strategies(source, strategy)
         wanted = frozenset({"energy", "forces"})
         jobs = [Job("x", atoms, DomainConfig(strategy=kind, skin=skin), moves, wanted) for kind in kinds]
