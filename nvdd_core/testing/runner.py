@@ -6,6 +6,7 @@ row, with the reason where it was not passed. Layer: testing.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 import unittest
@@ -162,6 +163,21 @@ def subjects(
     return found
 
 
+def own_profile(plugin: str) -> str | None:
+    """Return ``package.conformance:Profile`` where the plugin's package has such a module, else None.
+
+    Raises
+    ------
+    NvddError
+        When there is no such plugin.
+    """
+    (record, *_) = default_manager().named(plugin)
+    package = record.entry.value.partition(":")[0].partition(".")[0]
+    where = f"{package}.conformance"
+    found = importlib.util.find_spec(package) and importlib.util.find_spec(where)
+    return f"{where}:Profile" if found else None
+
+
 @click.command("python -m nvdd_core.testing")
 @click.argument("name")
 @click.option("--quick", is_flag=True, help="Leave out 4 ranks.")
@@ -170,7 +186,9 @@ def subjects(
 @click.option("--option", "options", multiple=True, metavar="KEY=VALUE", help=_OPTION_HELP)
 @click.option("--symbol", default="Ar", show_default=True, help="Element of the default structures.")
 @click.option(
-    "--profile", metavar="MODULE:CLASS", help="A class derived from Conformance that says the rest."
+    "--profile",
+    metavar="MODULE:CLASS",
+    help="A class derived from Conformance that says the rest; default PACKAGE.conformance:Profile, if there is one.",
 )
 def main(
     name: str,
@@ -184,6 +202,8 @@ def main(
     """Run every suite on the installed plugin NAME. Exits with 1 when a check failed."""
     attributes: dict[str, Any] = {"ranks": _QUICK_RANKS} if quick else {}
     try:
+        if profile is None and not models and not options:
+            profile = own_profile(name)
         if profile is not None:
             author = resolve_name(profile)
             chosen = {profile: type("Subject", (author,), {"plugin": name, **attributes})}
