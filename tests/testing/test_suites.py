@@ -328,3 +328,24 @@ def _captured(action: Any) -> str:
     with contextlib.redirect_stdout(out):
         action()
     return textwrap.dedent(out.getvalue())
+
+
+def test_a_plugin_brings_its_own_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from nvdd_core.testing import runner
+
+    for package, module in (("kit_with", "conformance"), ("kit_without", "other")):
+        (tmp_path / package).mkdir()
+        for name in ("__init__", module):
+            (tmp_path / package / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entries = {
+        name: SimpleNamespace(entry=SimpleNamespace(value=f"{name}._plugin"))
+        for name in ("kit_with", "kit_without")
+    }
+    monkeypatch.setattr(
+        runner, "default_manager", lambda: SimpleNamespace(named=lambda name: (entries[name],))
+    )
+    assert runner.own_profile("kit_with") == "kit_with.conformance:Profile"
+    assert runner.own_profile("kit_without") is None
