@@ -152,23 +152,34 @@ class _Run:
 
     def _finish_plain(self, flag: torch.Tensor) -> None:
         pending = self.model.vote(flag, self.state.forces)
-        partial = self.model.compute(self.sharded, _FORCES)
-        with self.timer.phase("reduce"):
-            moved = pending.host(1)[0]
-        if math.isnan(moved):  # the forces of the step before, or positions, which the rebuild then names
-            self.model.refuse_not_finite(self.sharded, self._partial)
-        if moved != 0.0:
-            partial = self._rebuilt(_FORCES)
+        if self.model.asks_first:
+            rebuild = self._has_moved(pending)
+            partial = self._rebuilt(_FORCES) if rebuild else self.model.compute(self.sharded, _FORCES)
+        else:
+            partial = self.model.compute(self.sharded, _FORCES)
+            if self._has_moved(pending):
+                partial = self._rebuilt(_FORCES)
         self._partial = partial
         with self.timer.phase("integrate"):
             self._take_forces()
             self.integrator.second_half(self.state)
 
+    def _has_moved(self, pending: Pending) -> bool:
+        """Return the ranks' vote; raise where it tells of a force or position that is not finite (collective)."""
+        with self.timer.phase("reduce"):
+            flags = pending.host(2)
+        if math.isnan(flags[0]):  # the forces of the step before, or positions, which the rebuild then names
+            self.model.refuse_not_finite(self.sharded, self._partial)
+        return self.model.has_moved(flags)
+
     def _finish_measured(self, flag: torch.Tensor) -> StepInfo:
+        if self.model.asks_first and self._has_moved(self.model.vote(flag, self.state.forces)):
+            self._partial = self._rebuilt(self._measured)
+            return self._measured_info(self._second_half_and_reduce(None))
         self._partial = self.model.compute(self.sharded, self._measured)
         velocities, step = self.state.velocities.clone(), self.state.step
         totals = self._second_half_and_reduce(flag)
-        if float(totals[0]) != 0.0:
+        if self.model.has_moved(totals[:2].tolist()):
             self.state.velocities.copy_(velocities)
             self.state.step = step
             self._partial = self._rebuilt(self._measured)

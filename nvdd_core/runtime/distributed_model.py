@@ -5,7 +5,9 @@ model on local rows, differentiates this rank's partial energy and completes the
 
 The list is used before the ranks have agreed that it is still good: every rank's "a row moved too far" travels
 in the same all-reduce as the results, and when any rank said so the results are thrown away, the domain is rebuilt
-and the evaluation repeated. So a steady step has one exchange and one all-reduce, and nobody waits for a vote.
+and the evaluation repeated. So a steady step has one exchange and one all-reduce, and nobody waits for a vote. The
+all-reduce also tells that a row is about to have moved too far; the ranks then ask first, so that hardly ever an
+evaluation is thrown away.
 
 Invariant: the energy is never reduced before it is differentiated.
 Layer: runtime.
@@ -14,7 +16,7 @@ Layer: runtime.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -44,6 +46,9 @@ from nvdd_core.tensor import (
     ShardTensor,
     collect_exchanges,
 )
+
+# Part of the way to a rebuild after which the ranks ask before they evaluate.
+_NEAR = 0.85
 
 
 def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
@@ -99,6 +104,8 @@ class DistributedModel:
     timer : PhaseTimer
     n_rebuilds : int
         Domains built so far.
+    rebuild_is_near : bool
+        Whether a row of any rank was about to have moved too far when the ranks last voted; the same on every rank.
     """
 
     def __init__(
@@ -124,7 +131,9 @@ class DistributedModel:
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
         self._ones = torch.ones(3, dtype=torch.float64, device=self.mesh.device)
-        self._reach = 0.5 * self.config.skin
+        self.rebuild_is_near = False
+        reach = 0.5 * self.config.skin
+        self._reaches = torch.tensor([reach, _NEAR * reach], dtype=torch.float64, device=self.mesh.device)
         self._checked: tuple[int, frozenset[str]] | None = None
 
     # -- the whole evaluation ------------------------------------------------------------------------------
@@ -144,14 +153,13 @@ class DistributedModel:
         fresh = not self.is_current(sharded)
         if fresh:
             self.rebuild(sharded, check=True)
-        elif self.config.skin == 0.0 and not self._unmoved(sharded):
-            # without a skin any move rebuilds: asking first is cheaper than an evaluation for nothing
+        elif self.asks_first and not self._unmoved(sharded):
             self.rebuild(sharded)
             fresh = True
         partial = self.compute(sharded, wanted)
         flag = None if fresh else self.moved_flag(sharded)
         totals = self.reduce(partial, flag).wait()
-        if flag is not None and float(totals[0]) != 0.0:
+        if flag is not None and self.has_moved(totals[:2].tolist()):
             self.rebuild(sharded)
             partial = self.compute(sharded, wanted)
             totals = self.reduce(partial, None).wait()
@@ -190,6 +198,7 @@ class DistributedModel:
         self._domain = self._builder.build(sharded, anew=anew)
         self._halo = ParticleHaloMetadata(self._domain.plan)
         self.n_rebuilds += 1
+        self.rebuild_is_near = False
 
     def _check_model(self, sharded: ShardedBatch) -> None:
         if torch.device(self.model.device).type != sharded.positions.device.type:
@@ -204,30 +213,44 @@ class DistributedModel:
         results.check_names(wanted, frozenset(self.model.outputs), self.spec)
 
     def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
-        """Return a number above zero if a row of this rank moved further than half the skin, else zero.
+        """Return two numbers above zero if a row of this rank moved further than half the skin, or almost that far.
 
         Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
         """
         moved = sharded.positions - self.domain.reference
         if not self.domain.contents.same(sharded.contents()):
-            return moved.new_ones(())  # what ghosts copied has changed here, perhaps on this rank only
+            return moved.new_ones(2)  # what ghosts copied has changed here, perhaps on this rank only
         if moved.shape[0] == 0:
-            return moved.new_zeros(())
+            return moved.new_zeros(2)
         # a position that is not finite makes this NaN, which is not zero either; the rebuild then names it
         if moved.is_cuda:  # fewest launches
-            beyond: torch.Tensor = torch.linalg.vector_norm(moved, dim=1).amax() - self._reach
+            furthest = torch.linalg.vector_norm(moved, dim=1).amax()
         else:  # a product with ones takes a sixth of what sum(1) takes
-            beyond = (moved.square_() @ self._ones).amax() - self._reach**2
-        return beyond.clamp_min_(0.0)
+            furthest = (moved.square_() @ self._ones).amax().sqrt_()
+        return (furthest - self._reaches).clamp_min_(0.0)
+
+    @property
+    def asks_first(self) -> bool:
+        """Whether asking before an evaluation is cheaper than to risk one for nothing; the same on every rank.
+
+        Without a skin any move rebuilds.
+        """
+        return self.rebuild_is_near or self.config.skin == 0.0
+
+    def has_moved(self, flags: Sequence[float]) -> bool:
+        """Take the summed numbers of `moved_flag`: tell whether a row of any rank has moved too far."""
+        moved, near = flags
+        self.rebuild_is_near = near != 0.0
+        return moved != 0.0
 
     def _unmoved(self, sharded: ShardedBatch) -> bool:
         """Tell whether the list is still good on every rank (collective)."""
-        return self.mesh.start_vote(self.moved_flag(sharded)[None]).host(1)[0] == 0.0
+        return not self.has_moved(self.mesh.start_vote(self.moved_flag(sharded)).host(2))
 
     def vote(self, flag: torch.Tensor, forces: torch.Tensor) -> Pending:
         """Begin to sum `flag` over ranks, NaN if a force is not finite; read it by `Pending.host` (collective)."""
         with self.timer.phase("reduce"):
-            return self.mesh.start_vote(torch.add(flag, forces.sum(), alpha=0.0)[None])
+            return self.mesh.start_vote(torch.add(flag, forces.sum(), alpha=0.0))
 
     def compute(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         """Run the model on local rows and return this rank's share of the results (collective)."""
@@ -238,19 +261,19 @@ class DistributedModel:
     def reduce(
         self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None
     ) -> Pending:
-        """Begin the fused all-reduce of ``[flag, energy (S), virial (9 S), extra]`` (collective).
+        """Begin the fused all-reduce of ``[flag (2), energy (S), virial (9 S), extra]`` (collective).
 
-        The flag becomes NaN if a force is not finite.
+        The flags become NaN if a force is not finite.
         """
         with self.timer.phase("reduce"):
             reference = self.domain.reference
             zero = reference.new_zeros(())
             n_systems = self.domain.cell.shape[0]
-            flag = zero if flag is None else flag
+            flag = zero.expand(2) if flag is None else flag
             if partial.forces is not None:
                 flag = torch.add(flag, partial.forces.sum(), alpha=0.0)
             energy = zero.expand(n_systems) if partial.energy is None else partial.energy
-            pieces = [flag.double()[None], energy]
+            pieces = [flag.double(), energy]
             if partial.virial is not None:
                 pieces.append(partial.virial.reshape(-1).double())
             if extra is not None:
@@ -262,13 +285,13 @@ class DistributedModel:
     ) -> Outputs:
         """Make outputs of this rank's share and the reduced vector."""
         n_systems = sharded.n_systems
-        energy = totals[1 : 1 + n_systems].clone()
+        energy = totals[2 : 2 + n_systems].clone()
         if not bool(torch.isfinite(totals.sum())):
             self.refuse_not_finite(sharded, partial)
             raise NumericalError("the energy is not a finite number, though every force is; check the model")
         stress = None
         if partial.virial is not None:
-            virial = totals[1 + n_systems : 1 + 10 * n_systems].view(n_systems, 3, 3)
+            virial = totals[2 + n_systems : 2 + 10 * n_systems].view(n_systems, 3, 3)
             stress = self._stress(virial, sharded)
         self._refuse_extras(partial)
         return _outputs(energy, stress, partial, wanted)

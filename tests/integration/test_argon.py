@@ -248,6 +248,24 @@ def test_collectives_of_a_step(rank_pool) -> None:
         assert calls == {"exchange": 25, "all_reduce": 25}
 
 
+def _evaluations(every: int) -> tuple[int, int]:
+    """Evaluations of the model and rebuilds in 300 steps at 300 K, measuring each `every` steps."""
+    group = mesh()
+    sharded, model = start(group, temperature=300.0)
+    counted, forward = [], model.model.forward
+    model.model.forward = lambda batch: counted.append(1) or forward(batch)
+    DomainParallel(VelocityVerlet(2.0), model, [Recorder(every)]).run(sharded, 300)
+    return len(counted), model.n_rebuilds
+
+
+@pytest.mark.parametrize("every", [1000, 1])
+def test_no_evaluation_is_thrown_away(rank_pool, every: int) -> None:
+    """A rebuild is seen coming: the ranks ask before they evaluate, so a costly model runs once a step."""
+    for evaluations, rebuilds in rank_pool(2).run(_evaluations, every, timeout=60):
+        assert rebuilds > 5
+        assert evaluations == 301
+
+
 def _fail_while_migrating() -> None:
     """O-21 (d): rank 2 fails inside the migration of a rebuild in the middle of a run."""
     from nvdd_core.runtime import domain
