@@ -1,0 +1,277 @@
+"""Measures one MACE model: bare, and under nvdd on one or several ranks, at several sizes in one process a rank.
+
+``python -m benchmarks.mace_cases bare|nvdd --model FILE --cells 8x8x16 8x16x16`` prints one JSON object a size: ms of an
+evaluation (bare) or of an NVE step (nvdd), peak memory, and what the time was spent on. `benchmarks.mace` runs it.
+
+Layer: none (a script beside the package).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+Cells = tuple[int, int, int]
+LATTICE = 5.64  # A, rock salt
+SHAPES: dict[str, dict[str, Any]] = {
+    # MACE-MP-0 medium, and one that a CPU evaluates in seconds
+    "medium": {"hidden": "128x0e+128x1o", "r_max": 6.0, "elements": 89, "max_ell": 3, "correlation": 3},
+    "small": {"hidden": "32x0e+32x1o", "r_max": 5.0, "elements": 20, "max_ell": 2, "correlation": 2},
+}
+
+
+def make_model(path: str, shape: str) -> None:
+    """Save a model with random weights, float32."""
+    from nvdd_mace.conformance import random_module
+
+    chosen = dict(SHAPES[shape])
+    n = chosen.pop("elements")
+    module = random_module(
+        **chosen,
+        dtype=torch.float32,
+        num_bessel=10,
+        num_elements=n,
+        atomic_numbers=list(range(1, n + 1)),
+        atomic_energies=np.zeros(n),
+        avg_num_neighbors=40.0,
+        radial_MLP=[64, 64, 64],
+        atomic_inter_scale=0.2,
+    )
+    torch.save(module, path)
+
+
+def rock_salt(cells: Cells) -> Any:
+    """Return NaCl, 8 atoms a cell, shaken."""
+    from ase.build import bulk
+
+    atoms = bulk("NaCl", "rocksalt", a=LATTICE, cubic=True).repeat(cells)
+    atoms.positions += np.random.default_rng(0).normal(0.0, 0.14, (len(atoms), 3))
+    return atoms
+
+
+def bare(args: argparse.Namespace, cells: Cells) -> dict[str, Any]:
+    """Measure mace's own forward, as its calculator calls it, with the graph given."""
+    from nvdd_mace.foreign import imported
+
+    neighborhood = imported("mace.data.neighborhood").get_neighborhood
+    module = _bare_module(args)
+    atoms = rock_salt(cells)
+    edges, shifts, unit_shifts, cell = neighborhood(
+        atoms.positions, float(module.r_max), (True,) * 3, np.array(atoms.cell)
+    )
+    real = {"dtype": torch.float32, "device": args.device}
+    n, numbers = len(atoms), torch.as_tensor(atoms.numbers)
+    attributes = torch.nn.functional.one_hot(numbers - 1, len(module.atomic_numbers))
+    data = {
+        "positions": torch.as_tensor(atoms.positions).to(**real),
+        "node_attrs": attributes.to(**real),
+        "edge_index": torch.as_tensor(edges).long().to(args.device),
+        "shifts": torch.as_tensor(shifts).to(**real),
+        "unit_shifts": torch.as_tensor(unit_shifts).to(**real),
+        "cell": torch.as_tensor(cell).to(**real),
+        "batch": torch.zeros(n, dtype=torch.int64, device=args.device),
+        "ptr": torch.tensor([0, n], device=args.device),
+        "head": torch.zeros(1, dtype=torch.int64, device=args.device),
+    }
+    times: list[float] = []
+    forces = None
+    for _ in range(2 + args.repeats):
+        _synchronize(args.device)
+        begin = time.perf_counter()
+        forces = module(dict(data), training=False, compute_force=True)["forces"].detach()
+        _synchronize(args.device)
+        times.append(1e3 * (time.perf_counter() - begin))
+    if args.reference and forces is not None:
+        np.save(args.reference, forces.cpu().numpy())
+    return {"ms": statistics.median(times[2:]), "all_ms": times, "edges": int(edges.shape[1])}
+
+
+def _bare_module(args: argparse.Namespace) -> Any:
+    from nvdd_mace.foreign import built_in, imported, modules
+
+    del modules  # imported, so that the file's classes are there
+    module = torch.load(args.model, weights_only=False, map_location=args.device)
+    if args.backend == "cueq":
+        with built_in(torch.float32):
+            module = imported("mace.cli.convert_e3nn_cueq").run(module, return_model=True, device=args.device)
+    return module.to(args.device).eval().requires_grad_(False)
+
+
+def nvdd(args: argparse.Namespace, cells: Cells, mesh: Any, model: Any) -> dict[str, Any]:
+    """Measure steps of NVE dynamics: neighbour list, migration, integration included."""
+    from nvdd_core.dynamics import DomainParallel, VelocityVerlet, initial_velocities
+    from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
+
+    atoms = rock_salt(cells) if mesh.rank == 0 else None
+    sharded = ShardedBatch.scatter(None if atoms is None else Batch.from_ase(atoms), mesh)
+    sharded.rows["velocities"] = initial_velocities(
+        sharded.masses, sharded.ids, 300.0, 1, mesh.all_reduce_sum_
+    )
+    distributed = DistributedModel(model, DomainConfig(skin=args.skin), mesh)
+    error = None
+    if args.reference and Path(args.reference).exists():
+        error = _difference(distributed, sharded, mesh, np.load(args.reference))
+    distributed.timer._every = 1  # time every step, not one of sixteen
+    DomainParallel(VelocityVerlet(1.0), distributed).run(sharded, 3)
+    clock = Clock(distributed, args.steps)
+    runner = DomainParallel(VelocityVerlet(1.0), distributed, [clock])
+    runner.run(sharded, args.steps)
+    start, end = clock.seen
+    wall = 1e3 * (end["time"] - start["time"]) / args.steps
+    phases = {name: 1e3 * s / args.steps for name, s in end["seconds"].items()}
+    spent = end["tally"]
+    plan = distributed.domain.plan
+    mine = {"owned": plan.n_owned, "ghost": plan.n_ghost, "phases_ms": phases, "peak_gb": _peak(args.device)}
+    if args.profile:
+        _profile(args, runner, sharded, mesh.rank)
+    return {
+        "ms": wall,
+        "rebuilds_per_step": (end["rebuilds"] - start["rebuilds"]) / args.steps,
+        "calls_per_step": {k: v / args.steps for k, v in spent.calls.items()},
+        "mb_per_step": sum(spent.bytes.values()) / args.steps / 1e6,
+        "max_dF_vs_bare": error,
+        "per_rank": mesh.all_gather_objects(mine),
+    }
+
+
+class Clock:
+    """Reads the clock when a run has made its first evaluation, and after its last step."""
+
+    def __init__(self, distributed: Any, steps: int) -> None:
+        from nvdd_core.dynamics import HookScope
+
+        self.every, self.scope = steps, HookScope.LOCAL
+        self.seen: list[dict[str, Any]] = []
+        self._distributed, self._mesh = distributed, distributed.mesh
+
+    def __call__(self, context: Any) -> None:
+        """Read the clock, all ranks together."""
+        _synchronize(self._mesh.device.type)
+        self._mesh.barrier()
+        found = {"time": time.perf_counter(), "rebuilds": self._distributed.n_rebuilds}
+        if not self.seen:
+            self._distributed.timer.reset()
+            self._before = self._mesh.counter.snapshot()
+        else:
+            found |= {
+                "seconds": self._distributed.timer.seconds(),
+                "tally": self._mesh.counter.since(self._before),
+            }
+        self.seen.append(found)
+
+
+def _difference(distributed: Any, sharded: Any, mesh: Any, reference: Any) -> float:
+    """Return the largest difference of a force component from `reference`, in the order of atoms."""
+    forces = torch.zeros(sharded.n_global, 3, dtype=torch.float64, device=mesh.device)
+    found = distributed(sharded, {"forces"}).forces
+    forces[sharded.ids] = found
+    return float(np.abs(mesh.all_reduce_sum_(forces).cpu().numpy() - reference).max())
+
+
+def _profile(args: argparse.Namespace, runner: Any, sharded: Any, rank: int) -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if args.device != "cpu" else [])
+    with profile(activities=activities) as found:
+        runner.run(sharded, 2)
+    if rank == 0:
+        by = "self_cpu_time_total" if args.device == "cpu" else "self_cuda_time_total"
+        print(found.key_averages().table(sort_by=by, row_limit=40, max_name_column_width=70), file=sys.stderr)
+        print(found.key_averages().table(sort_by="self_cpu_time_total", row_limit=15), file=sys.stderr)
+
+
+def _synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _peak(device: str) -> float:
+    return 0.0 if device == "cpu" else torch.cuda.max_memory_allocated() / 1e9
+
+
+def on_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
+    """Measure every size on one rank; rank 0 prints."""
+    from nvdd_core.comm import Mesh
+    from nvdd_mace.model import load
+
+    device = torch.device("cpu") if args.device == "cpu" else torch.device("cuda", rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    alone = args.kind == "bare" or args.ranks == 1
+    mesh = (
+        Mesh.single(device) if alone else Mesh.initialise(rank, args.ranks, device, f"file://{folder}/meet")
+    )
+    model = None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if args.kind == "nvdd":
+            model = load(
+                dtype=torch.float32, device=device, checkpoint=args.model, trust=True, backend=args.backend
+            )
+    parity = [str(w.message) for w in told if "differ by at most" in str(w.message)]
+    for text in args.cells:
+        cells: Cells = tuple(int(n) for n in text.split("x"))  # type: ignore[assignment]
+        result: dict[str, Any] = {"kind": args.kind, "backend": args.backend, "ranks": args.ranks}
+        result["atoms"] = 8 * int(np.prod(cells))
+        if parity:
+            result["parity"] = parity[0]
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        try:
+            result |= bare(args, cells) if args.kind == "bare" else nvdd(args, cells, mesh, model)
+        except torch.cuda.OutOfMemoryError:
+            result["error"] = "out of memory"
+        result["peak_gb"] = _peak(args.device)
+        if rank == 0:
+            print(json.dumps(result), flush=True)
+        if "error" in result:
+            break
+    mesh.close()
+
+
+def main() -> None:
+    """Start the ranks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["make", "bare", "nvdd"])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--shape", choices=list(SHAPES), default="medium")
+    parser.add_argument("--cells", nargs="+", default=["4x4x4"])
+    parser.add_argument("--backend", default="e3nn")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--skin", type=float, default=0.5)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--reference", default="", help="file of bare forces: bare writes it, nvdd compares")
+    args = parser.parse_args()
+    if args.kind == "make":
+        make_model(args.model, args.shape)
+        return
+    if args.device == "cpu":
+        os.environ.update(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo")
+    with tempfile.TemporaryDirectory() as folder:
+        if args.ranks == 1:
+            on_rank(0, args, folder)
+        else:
+            from torch.multiprocessing.spawn import spawn
+
+            spawn(on_rank, (args, folder), args.ranks)
+
+
+if __name__ == "__main__":
+    main()
