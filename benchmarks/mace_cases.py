@@ -1,7 +1,7 @@
 """Measures one MACE model: bare, and under nvdd on one or several ranks, at several sizes in one process a rank.
 
-``python -m benchmarks.mace_cases bare|nvdd --model FILE --cells 8x8x16 8x16x16`` prints one JSON object a size: ms of an
-evaluation (bare) or of an NVE step (nvdd), peak memory, and what the time was spent on. `benchmarks.mace` runs it.
+``python -m benchmarks.mace_cases bare|nvdd --model FILE --cells 8x8x16 8x16x16`` prints one JSON object a size: ms of
+an evaluation (bare) or of an NVE step (nvdd), peak memory, what the time was spent on. `benchmarks.mace` runs it.
 
 Layer: none (a script beside the package).
 """
@@ -45,6 +45,7 @@ def make_model(path: str, shape: str) -> None:
         atomic_numbers=list(range(1, n + 1)),
         atomic_energies=np.zeros(n),
         avg_num_neighbors=40.0,
+        use_reduced_cg=False,  # a file that is the same with and without cuEquivariance
         radial_MLP=[64, 64, 64],
         atomic_inter_scale=0.2,
     )

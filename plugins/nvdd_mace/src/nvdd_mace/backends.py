@@ -11,13 +11,11 @@ import importlib.util
 import warnings
 from typing import TYPE_CHECKING
 
-import ase
-import numpy as np
 import torch
 
 from nvdd_core.errors import InputError
-from nvdd_core.runtime import Batch, DistributedModel, ShardedBatch
 from nvdd_mace.foreign import built_in, imported
+from nvdd_mace.trial import trial_cluster, trial_forces
 
 if TYPE_CHECKING:
     from nvdd_mace.model import MaceModel
@@ -46,9 +44,7 @@ def converted(model: MaceModel, backend: str) -> MaceModel:
         raise InputError(
             f"mace: backend={backend} needs {' and '.join(missing)}, which can't be imported here"
         )
-    run = imported(converter).run
-    with built_in(model.dtype):
-        module = run(copy.deepcopy(model.module), return_model=True, device=model.device.type)
+    module = _run(model, converter)
     found = copy.copy(model)
     trainable = any(p.requires_grad for p in model.module.parameters())
     found.module = module.to(dtype=model.dtype, device=model.device).eval().requires_grad_(trainable)
@@ -62,19 +58,31 @@ def converted(model: MaceModel, backend: str) -> MaceModel:
     return found
 
 
+def _run(model: MaceModel, converter: str) -> torch.nn.Module:
+    """Convert a copy of the model's module.
+
+    mace's flag ``use_reduced_cg`` tells the coupling basis that was asked for; which one a file has depends also on
+    whether cuEquivariance was installed where it was made. So the other is tried where weights don't fit the one.
+    """
+    run = imported(converter).run
+    told = bool(getattr(model.module, "use_reduced_cg", False))
+    failures = []
+    for reduced in (told, not told):
+        source = copy.deepcopy(model.module)
+        source.use_reduced_cg = reduced
+        try:
+            with built_in(model.dtype):
+                made: torch.nn.Module = run(source, return_model=True, device=model.device.type)
+            return made
+        except (RuntimeError, KeyError) as error:
+            failures.append(error)
+    raise InputError(
+        f"mace: mace's converter {converter} can't convert this model ({type(failures[0]).__name__}: {failures[0]}); "
+        "use backend=e3nn"
+    ) from failures[0]
+
+
 def disagreement(one: MaceModel, other: MaceModel) -> float:
     """Return the largest difference of a force component, eV/Angstrom, on a cluster of the model's elements."""
-    corners = np.array([[i, j, k] for i in (0, 1) for j in (0, 1) for k in (0, 1)], dtype=float)
-    k = np.arange(8)
-    places = 0.45 * one.cutoff * (corners + 0.05 * np.stack([np.sin(k), np.sin(2 * k), np.sin(3 * k)], 1))
-    symbols = [one.symbols[i % len(one.symbols)] for i in range(8)]
-    cluster = ase.Atoms(symbols, positions=places)
-
-    def forces(model: MaceModel) -> torch.Tensor:
-        distributed = DistributedModel(model)
-        found = distributed(
-            ShardedBatch.scatter(Batch.from_ase(cluster), distributed.mesh), {"forces"}
-        ).forces
-        return torch.empty(0) if found is None else found
-
-    return float((forces(one) - forces(other)).abs().max())
+    cluster = trial_cluster(one)
+    return float((trial_forces(one, cluster) - trial_forces(other, cluster)).abs().max())

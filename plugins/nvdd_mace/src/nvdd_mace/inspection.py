@@ -1,7 +1,7 @@
 """What a live module of mace is: whether it is served, its heads, and what its layers exchange.
 
-Key objects: `served`, `plain_parameters`, `chosen_head`, `narrow_layers`, `exchanged_widths`, `settle`, `flag`.
-Layer: plugin.
+Key objects: `served`, `plain_parameters`, `chosen_head`, `narrow_layers`, `exchanged_widths`, `settle_harmonics`,
+`flag`. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def chosen_head(module: torch.nn.Module, head: str | None) -> str:
     return str(defaults[0])
 
 
-def settle(module: Any, dtype: torch.dtype, device: torch.device) -> None:
+def settle_harmonics(module: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Call what torch compiles anew after its first call, so that every evaluation gives the same bits.
 
     e3nn's spherical harmonics are a TorchScript function that all models of a process share.

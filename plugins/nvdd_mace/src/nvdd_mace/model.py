@@ -24,9 +24,10 @@ from nvdd_mace.inspection import (
     narrow_layers,
     plain_parameters,
     served,
-    settle,
+    settle_harmonics,
 )
 from nvdd_mace.spec import mace_spec
+from nvdd_mace.trial import settle
 
 LARGEST_NUMBER = 118
 
@@ -75,7 +76,9 @@ def load(
     model = MaceModel(
         module.to(dtype), dtype=dtype, device=device, head=head, trainable=flag("trainable", trainable)
     )
-    return model if backend == "e3nn" else converted(model, backend)
+    model = model if backend == "e3nn" else converted(model, backend)
+    settle(model)
+    return model
 
 
 class MaceModel:
@@ -126,11 +129,11 @@ class MaceModel:
         unknown = torch.full((1, len(numbers)), torch.nan, dtype=dtype)
         self._lookup = lookup.to(self.device)
         self._attributes = torch.cat([attributes, unknown]).to(self.device)
-        settle(self.module, dtype, self.device)
+        settle_harmonics(self.module, dtype, self.device)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        settle(self.module, self.dtype, self.device)
+        settle_harmonics(self.module, self.dtype, self.device)
 
     @property
     def heads(self) -> tuple[str, ...]:
