@@ -1,6 +1,6 @@
 """One measurement of the closest peer, nvalchemi-toolkit's distributed MACE, on sodium chloride.
 
-``python benchmarks/mace_peer.py --model FILE --cells 8 8 16 --ranks 2 --repeats 5`` prints one JSON object on stdout;
+``python -m benchmarks.mace_peer --model FILE --cells 8 8 16 --ranks 2 --repeats 5`` prints one JSON object on stdout;
 everything else (stages, warnings of libraries) goes to stderr. Each rank is a process with a GPU of its own.
 
 Key objects: `evaluations` times halo + neighbour list + model, the way their own tests drive `DistributedModel`;
@@ -28,7 +28,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-LATTICE = 5.64  # A, rock salt
 SODIUM, CHLORINE = 11, 17
 JITTER = 0.002  # A a step and direction: a hot solid at 1 fs; far below half the skin over a whole run
 FEMTOSECONDS = 1.0
@@ -37,12 +36,11 @@ OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_
 
 def structure(cells: list[int]) -> tuple[Any, Any, Any]:
     """Return positions, atomic numbers and cell of displaced rock salt, 8 atoms a conventional cell."""
-    import ase.build
-    import numpy as np
+    from benchmarks.mace_cases import rock_salt
 
-    atoms = ase.build.bulk("NaCl", "rocksalt", a=LATTICE, cubic=True).repeat(tuple(cells))
-    positions = atoms.positions + np.random.default_rng(0).normal(0, 0.05, atoms.positions.shape)
-    return positions, atoms.numbers, atoms.cell.array
+    nx, ny, nz = cells
+    atoms = rock_salt((nx, ny, nz))
+    return atoms.positions, atoms.numbers, atoms.cell.array
 
 
 def is_memory(error: Exception) -> bool:
