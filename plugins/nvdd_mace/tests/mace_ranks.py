@@ -111,6 +111,37 @@ def _evaluate(mesh, served, job):
     )
 
 
+def rows_seen(mesh: Mesh, path, job):
+    """Evaluate a job; return what it gave, and how many rows each part of the model was given, by name."""
+    served, seen = model(path), {}
+
+    def note(name):
+        def hook(module, args, kwargs, output):  # after all pre-hooks, so this is what the part works on
+            tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor)]
+            seen.setdefault(name, set()).update(t.shape[0] for t in tensors)
+
+        return hook
+
+    handles = [
+        part.register_forward_hook(note(name), with_kwargs=True)
+        for name, part in served.module.named_modules()
+        if row_wise(name)
+    ]
+    try:
+        return _evaluate(mesh, served, job), seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def row_wise(name):
+    """Whether a part of a model is called on rows of atoms: not on edges, nor inside another part."""
+    kind, *path = name.split(".")
+    if kind == "interactions":
+        return len(path) == 2 and path[1] not in ("conv_tp", "conv_tp_weights", "density_fn")
+    return kind in ("products", "readouts") and len(path) == 1
+
+
 def joined(shares):
     """Put one evaluation's shares together in the order of atoms."""
     ids = np.concatenate([s.ids for s in shares])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from nvdd_core.runtime import MLIPSpec
 from nvdd_core.spec import StrategyKind
-from nvdd_mace import adapters
+from nvdd_mace import _plugin, adapters
 from nvdd_mace.spec import SPEC_MACE_GP, SPEC_MACE_HALO, mace_spec
 
 
@@ -19,27 +20,44 @@ def patterns(spec):
 
 
 @pytest.mark.parametrize("strategy", list(StrategyKind))
-@pytest.mark.parametrize("narrow", [(False,), (False, False), (False, True, False)])
-def test_every_strategy(strategy, narrow):
-    spec = mace_spec(strategy, narrow)
+@pytest.mark.parametrize(("layers", "made", "residuals"), [(1, True, ()), (2, False, ()), (3, True, (0, 1, 2))])
+def test_every_strategy(strategy, layers, made, residuals):
+    spec = mace_spec(strategy, layers, after_linear_up=made, residuals=residuals)
     assert spec.strategy is strategy
     assert set(spec.outputs) == {"energy", "forces", "stress", "node_energy"}
     assert MLIPSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_patterns():
-    assert patterns(SPEC_MACE_HALO) == ["interactions.[1-9]*", "products.*", "readouts.*"]
+    owned = ["interactions.*", "interactions.*.skip_*", "products.*", "readouts.*"]
+    assert patterns(SPEC_MACE_HALO) == ["interactions.[1-9]*.linear_up", *owned]
     assert mace_spec(StrategyKind.HALO) == SPEC_MACE_HALO
     assert mace_spec(StrategyKind.GRAPH_PARTITION) == SPEC_MACE_GP
-    assert patterns(mace_spec(StrategyKind.HALO, (True,))) == ["products.*", "readouts.*"]
-    mixed = patterns(mace_spec(StrategyKind.HALO, (True, True, False)))
-    assert mixed == ["interactions.1.linear_up", "interactions.2", "products.*", "readouts.*"]
-    assert patterns(mace_spec(StrategyKind.WIDE_HALO, (True,) * 3)) == ["products.2", "readouts.*"]
+    assert patterns(mace_spec(StrategyKind.HALO, 1)) == owned
+    assert patterns(mace_spec(StrategyKind.HALO, after_linear_up=False)) == ["interactions.[1-9]*", *owned]
+    nonlinear = mace_spec(StrategyKind.HALO, residuals=(0, 1))
+    assert patterns(nonlinear) == [*patterns(SPEC_MACE_HALO), "interactions.*.linear_res"]
+    wide = ["interactions.2", "interactions.2.skip_*", "products.2", "readouts.*"]
+    assert patterns(mace_spec(StrategyKind.WIDE_HALO, 3, residuals=(0, 1))) == wide
+    assert "interactions.2.linear_res" in patterns(mace_spec(StrategyKind.WIDE_HALO, 3, residuals=(2,)))
+
+
+def test_declared_adapters_are_those_of_the_specs():
+    """What `nvdd adapters` lists is what is installed, pattern by pattern."""
+    used = [
+        *patterns(mace_spec(StrategyKind.HALO, residuals=(1,))),
+        *patterns(mace_spec(StrategyKind.HALO, after_linear_up=False)),
+    ]
+    declared = {row.name: row for row in _plugin.nvdd_declare_adapters()}
+    assert sorted(row.target for row in declared.values()) == sorted(set(used))
+    for row in declared.values():
+        assert pkgutil.resolve_name(str(row.ref)).pattern == row.target
 
 
 def test_hooks_do_nothing_outside_an_evaluation():
     x = torch.ones(5, 2)
     assert adapters.owned_rows(torch.nn.Identity(), (x,), {"y": x}) is None
+    assert adapters.owned_messages(torch.nn.Identity(), (x,), {"node_feats": x}) is None
     assert adapters.padded_rows(torch.nn.Identity(), (), {}, x) is x
     assert adapters.refreshed_output(torch.nn.Identity(), (), {}, x) is x
 

@@ -10,6 +10,15 @@ from collections.abc import Iterator
 from nvdd_core.plugins import AdapterDecl, ModelDecl, PluginInfo, Ref, SpecDecl, hookimpl
 
 _MACE = ("mace-torch>=0.3.16",)
+_ADAPTERS = (
+    ("refresh", "interactions.[1-9]*.linear_up", "REFRESH", "what neighbours read, before each layer but the first"),
+    ("features", "interactions.[1-9]*", "FEATURES", "the same where neighbours read more than that"),
+    ("messages", "interactions.*", "MESSAGES", "interactions on owned atoms after their sum over edges"),
+    ("skips", "interactions.*.skip_*", "SKIPS", "skip connections on owned atoms"),
+    ("residuals", "interactions.*.linear_res", "RESIDUALS", "connections of nonlinear layers on owned atoms"),
+    ("products", "products.*", "PRODUCTS", "products on owned atoms"),
+    ("readouts", "readouts.*", "READOUTS", "readouts on owned atoms"),
+)
 
 
 @hookimpl
@@ -41,27 +50,12 @@ def nvdd_declare_models() -> Iterator[ModelDecl]:
 @hookimpl
 def nvdd_declare_adapters() -> Iterator[AdapterDecl]:
     """Declare what is hooked into a model while several ranks evaluate it."""
-    yield AdapterDecl(
-        "mace/refresh",
-        kind="module",
-        target="interactions.[1-9]*",
-        ref=Ref("nvdd_mace.adapters:REFRESH"),
-        title="ghosts' features before each layer but the first",
-        requires=_MACE,
-    )
-    yield AdapterDecl(
-        "mace/products",
-        kind="module",
-        target="products.*",
-        ref=Ref("nvdd_mace.adapters:PRODUCTS"),
-        title="products on owned atoms only",
-        requires=_MACE,
-    )
-    yield AdapterDecl(
-        "mace/readouts",
-        kind="module",
-        target="readouts.*",
-        ref=Ref("nvdd_mace.adapters:READOUTS"),
-        title="readouts on owned atoms only",
-        requires=_MACE,
-    )
+    for name, target, attribute, title in _ADAPTERS:
+        yield AdapterDecl(
+            f"mace/{name}",
+            kind="module",
+            target=target,
+            ref=Ref(f"nvdd_mace.adapters:{attribute}"),
+            title=title,
+            requires=_MACE,
+        )

@@ -1,9 +1,8 @@
 """What is hooked into a live MACE model while several ranks evaluate it: torch's own forward hooks, no patch.
 
-Key objects: `REFRESH`, `PRODUCTS`, `READOUTS`, `narrow_refresh`. Edges belong to the rank that owns their receiver,
-so an interaction is complete on owned rows and says nothing of ghost rows. Products and readouts work row by row, so
-they get owned rows only; the rows that they are padded with are constants, through which no gradient flows. What
-neighbours read in the next layer is refreshed by one exchange.
+Key objects: `REFRESH`, `FEATURES`, `MESSAGES`, `SKIPS`, `RESIDUALS`, `PRODUCTS`, `READOUTS`, `of_layer`. Edges belong
+to the rank that owns their receiver, so sums over edges are complete on owned rows and say nothing of ghost rows. What
+works row by row gets owned rows only, up to the next layer, where one exchange gives ghosts what neighbours read.
 
 Invariant: hooks look at rows only, never at what a block computes; every rank makes the same exchanges, also one
 without rows or edges. Layer: plugin.
@@ -11,6 +10,7 @@ without rows or edges. Layer: plugin.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -42,6 +42,19 @@ def owned_rows(module: torch.nn.Module, args: Args, kwargs: Kwargs) -> tuple[Arg
     return tuple(_owned(a, *counts) for a in args), {name: _owned(a, *counts) for name, a in kwargs.items()}
 
 
+def owned_messages(module: torch.nn.Module, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
+    """Have an interaction drop ghosts' rows once it has summed over edges; a forward pre-hook.
+
+    Every interaction of mace can: it cuts messages and what joins them to ``lammps_natoms[0]`` rows where a
+    ``lammps_class`` is given, which it uses for nothing else in a first layer, where mace exchanges nothing.
+    """
+    counts = _counts()
+    if counts is None:
+        return None
+    natoms = counts[0], counts[1] - counts[0]
+    return args, {**kwargs, "lammps_class": True, "lammps_natoms": natoms, "first_layer": True}
+
+
 def padded_rows(module: torch.nn.Module, args: Args, kwargs: Kwargs, output: torch.Tensor) -> torch.Tensor:
     """Give the caller local rows again, ghosts' being constant zeros; a forward hook."""
     counts = _counts()
@@ -68,26 +81,31 @@ def refreshed_output(
     return refresh_neighbors(output)
 
 
-REFRESH = ModuleHookAdapter("interactions.[1-9]*", before=refreshed_features)
-"""One exchange of a layer's input features, before every layer but the first."""
+REFRESH = ModuleHookAdapter("interactions.[1-9]*.linear_up", after=refreshed_output)
+"""One exchange before every layer but the first, of what ``linear_up`` makes of owned rows: all that neighbours read."""
 
-PRODUCTS = ModuleHookAdapter("products.*", before=owned_rows, after=padded_rows)
-"""Products on owned rows."""
+FEATURES = ModuleHookAdapter("interactions.[1-9]*", before=refreshed_features)
+"""The same of a layer's input, for layers in which neighbours read more than that, or ``linear_up`` widens it."""
+
+MESSAGES = ModuleHookAdapter("interactions.*", before=owned_messages)
+"""All that an interaction does after its sum over edges, on owned rows."""
+
+SKIPS = ModuleHookAdapter("interactions.*.skip_*", before=owned_rows)
+"""Skip connections, which some interactions compute before that, on owned rows."""
+
+RESIDUALS = ModuleHookAdapter("interactions.*.linear_res", before=owned_rows)
+"""The same for a connection that the nonlinear interaction alone has."""
+
+PRODUCTS = ModuleHookAdapter("products.*", before=owned_rows)
+"""Products on owned rows: the interactions give them no other, but elements are those of local rows."""
+
+PADDED_PRODUCTS = ModuleHookAdapter("products.*", before=owned_rows, after=padded_rows)
+"""Products on owned rows where other layers' features, which mace joins to theirs, have local rows."""
 
 READOUTS = ModuleHookAdapter("readouts.*", before=owned_rows, after=padded_rows)
-"""Readouts on owned rows."""
+"""Readouts on owned rows; mace indexes their energies, one number a head, by local row."""
 
 
-def refresh_of(layer: int) -> ModuleHookAdapter:
-    """Return the adapter that refreshes the input of one layer."""
-    return ModuleHookAdapter(f"interactions.{layer}", before=refreshed_features)
-
-
-def narrow_refresh(layer: int) -> ModuleHookAdapter:
-    """Return the adapter that refreshes what ``linear_up`` of one layer makes: fewer numbers than its input."""
-    return ModuleHookAdapter(f"interactions.{layer}.linear_up", before=owned_rows, after=refreshed_output)
-
-
-def last_product(layer: int) -> ModuleHookAdapter:
-    """Return the adapter for the last product alone, all that a wide halo can spare."""
-    return ModuleHookAdapter(f"products.{layer}", before=owned_rows, after=padded_rows)
+def of_layer(adapter: ModuleHookAdapter, layer: int) -> ModuleHookAdapter:
+    """Return an adapter of all layers for one layer alone."""
+    return dataclasses.replace(adapter, pattern=adapter.pattern.replace("*", str(layer), 1))

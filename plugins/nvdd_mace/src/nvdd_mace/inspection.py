@@ -1,7 +1,7 @@
 """What a live module of mace is: whether it is served, its heads, and what its layers exchange.
 
-Key objects: `served`, `plain_parameters`, `chosen_head`, `narrow_layers`, `exchanged_widths`, `settle_harmonics`,
-`flag`. Layer: plugin.
+Key objects: `served`, `plain_parameters`, `chosen_head`, `after_linear_up`, `residual_layers`, `exchanged_widths`,
+`settle_harmonics`, `flag`. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -105,19 +105,24 @@ def settle_harmonics(module: Any, dtype: torch.dtype, device: torch.device) -> N
                 torch.autograd.grad(module.spherical_harmonics(axes).sum(), axes)
 
 
-def narrow_layers(module: Any) -> tuple[bool, ...]:
-    """Return, a layer, whether its ``linear_up`` makes fewer numbers than it gets and is all that neighbours read."""
-    return tuple(
-        type(block).__name__ in _BY_LINEAR_UP and _dim(block.edge_irreps) < _dim(block.node_feats_irreps)
-        for block in module.interactions
+def after_linear_up(module: Any) -> bool:
+    """Return whether layers after the first exchange what ``linear_up`` makes: all that neighbours read, no wider."""
+    return all(
+        type(block).__name__ in _BY_LINEAR_UP and _dim(block.edge_irreps) <= _dim(block.node_feats_irreps)
+        for block in module.interactions[1:]
     )
+
+
+def residual_layers(module: Any) -> tuple[int, ...]:
+    """Return the layers that have a ``linear_res``."""
+    return tuple(i for i, block in enumerate(module.interactions) if hasattr(block, "linear_res"))
 
 
 def exchanged_widths(module: Any) -> tuple[int, ...]:
     """Return how many numbers an atom are exchanged before each layer after the first."""
+    made = after_linear_up(module)
     return tuple(
-        _dim(block.edge_irreps if narrow else block.node_feats_irreps)
-        for block, narrow in list(zip(module.interactions, narrow_layers(module), strict=True))[1:]
+        _dim(block.edge_irreps if made else block.node_feats_irreps) for block in module.interactions[1:]
     )
 
 

@@ -18,11 +18,12 @@ from nvdd_core.spec import StrategyKind
 from nvdd_mace.backends import converted
 from nvdd_mace.checkpoint import read_model
 from nvdd_mace.inspection import (
+    after_linear_up,
     chosen_head,
     exchanged_widths,
     flag,
-    narrow_layers,
     plain_parameters,
+    residual_layers,
     served,
     settle_harmonics,
 )
@@ -142,7 +143,12 @@ class MaceModel:
 
     def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
         """Return what the model needs under a strategy."""
-        return mace_spec(strategy, narrow_layers(self.module))
+        return mace_spec(
+            strategy,
+            self.layers,
+            after_linear_up=after_linear_up(self.module),
+            residuals=residual_layers(self.module),
+        )
 
     def check(self, numbers: torch.Tensor, ids: torch.Tensor | None = None) -> None:
         """Refuse elements that the model was not made for.

@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from nvdd_core.adapters import ModuleHookAdapter
 from nvdd_core.runtime import SPEC_MPNN_HALO, SPEC_MPNN_WIDE, MLIPSpec
 from nvdd_core.spec import DistributionSpec, GatherMode, HaloStorage, ScatterMode, StrategyKind
-from nvdd_mace.adapters import PRODUCTS, READOUTS, REFRESH, last_product, narrow_refresh, refresh_of
+from nvdd_mace.adapters import (
+    FEATURES,
+    MESSAGES,
+    PADDED_PRODUCTS,
+    PRODUCTS,
+    READOUTS,
+    REFRESH,
+    RESIDUALS,
+    SKIPS,
+    of_layer,
+)
 
 # The hooks name all communication, so that none is added to mace's own scatters.
 _LOCAL = SPEC_MPNN_HALO | MLIPSpec(
@@ -25,32 +35,39 @@ def _with(base: MLIPSpec, strategy: StrategyKind, adapters: Sequence[ModuleHookA
     )
 
 
-SPEC_MACE_HALO = _with(_LOCAL, StrategyKind.HALO, (REFRESH, PRODUCTS, READOUTS))
-"""Several layers under HALO: one exchange a layer after the first, products and readouts on owned atoms."""
+_OWNED = (MESSAGES, SKIPS, PRODUCTS, READOUTS)
 
-SPEC_MACE_GP = _with(_LOCAL, StrategyKind.GRAPH_PARTITION, (REFRESH, PRODUCTS, READOUTS))
+SPEC_MACE_HALO = _with(_LOCAL, StrategyKind.HALO, (REFRESH, *_OWNED))
+"""Several layers under HALO: one exchange a layer after the first, node-wise work on owned atoms."""
+
+SPEC_MACE_GP = _with(_LOCAL, StrategyKind.GRAPH_PARTITION, (REFRESH, *_OWNED))
 """The same under GRAPH_PARTITION: atoms by index, every remote atom a ghost."""
 
 SPEC_MACE_WIDE = _with(SPEC_MPNN_WIDE, StrategyKind.WIDE_HALO, (READOUTS,))
 """WIDE_HALO: ghosts within layers x cutoff are computed in full; nothing but positions is exchanged."""
 
 
-def mace_spec(strategy: StrategyKind, narrow: Sequence[bool] = (False, False)) -> MLIPSpec:
+def mace_spec(
+    strategy: StrategyKind, layers: int = 2, *, after_linear_up: bool = True, residuals: Sequence[int] = ()
+) -> MLIPSpec:
     """Return the spec of one model.
 
     Parameters
     ----------
     strategy : StrategyKind
-    narrow : sequence of bool
-        One a layer: whether its ``linear_up`` makes fewer numbers than it gets, so that these are exchanged instead.
-        The first is ignored.
+    layers : int
+    after_linear_up : bool
+        Whether what ``linear_up`` makes is exchanged, or what it gets.
+    residuals : sequence of int
+        Layers with a ``linear_res``.
     """
-    layers = len(narrow)
     if strategy is StrategyKind.WIDE_HALO:
-        return _with(SPEC_MPNN_WIDE, strategy, (last_product(layers - 1), READOUTS))
-    if layers == 1:
-        return _with(_LOCAL, strategy, (PRODUCTS, READOUTS))
-    if not any(narrow[1:]):
-        return SPEC_MACE_HALO if strategy is StrategyKind.HALO else SPEC_MACE_GP
-    refresh = [narrow_refresh(i) if narrow[i] else refresh_of(i) for i in range(1, layers)]
-    return _with(_LOCAL, strategy, (*refresh, PRODUCTS, READOUTS))
+        return _with(SPEC_MPNN_WIDE, strategy, _last_layer(layers - 1, residuals))
+    refresh = [REFRESH if after_linear_up else FEATURES] if layers > 1 else []
+    return _with(_LOCAL, strategy, (*refresh, *_OWNED, *([RESIDUALS] if residuals else [])))
+
+
+def _last_layer(last: int, residuals: Sequence[int]) -> list[ModuleHookAdapter]:
+    """Return the adapters for the last layer alone, all that a wide halo can spare: nobody reads its ghosts."""
+    found = [MESSAGES, SKIPS, *([RESIDUALS] if last in residuals else []), PADDED_PRODUCTS]
+    return [*(of_layer(adapter, last) for adapter in found), READOUTS]
