@@ -18,12 +18,12 @@ from nvdd_mace.conformance import random_module
 
 @pytest.fixture(scope="session")
 def ranks():
-    """``ranks(world, function, *args)``: call a function of mace_ranks on that many ranks of a pool of four."""
+    """``ranks(world, function, *args)``: call a function of mace_ranks on that many ranks of a pool of eight."""
     kept = []
 
     def call(world, function, *args, timeout=120):
         if not kept or not kept[-1].is_open:
-            kept.append(WorkerPool(4))
+            kept.append(WorkerPool(8))
         found = kept[-1].run("mace_ranks:on_some", world, function, *args, timeout_s=timeout)
         return found[:world]
 

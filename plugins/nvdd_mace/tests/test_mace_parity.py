@@ -1,6 +1,6 @@
-"""Energies, forces and stress against mace's own ASE calculator, on one to four ranks, under every strategy.
+"""Energies, forces and stress against mace's own ASE calculator, on one to eight ranks, under every strategy.
 
-``NVDD_MACE_ALL=1`` runs the whole product of interactions, worlds and strategies.
+``NVDD_MACE_ALL=1`` runs the whole product of interactions, worlds and strategies; ``-rP`` shows the differences.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ def short(name):
     return name.removeprefix("RealAgnostic").removesuffix("InteractionBlock") or "plain"
 
 
-def check(ranks, model, structures, world, jobs, options=None, head=None, **tolerance):
-    """Compare jobs given as (structure, strategy) with the oracle."""
+def check(ranks, model, structures, world, jobs, options=None, head=None, timeout=120):
+    """Compare jobs given as (structure, strategy) with the oracle; return shares and largest differences."""
     path, module = model
     work = [Job(structures[name], strategy) for name, strategy in jobs]
-    shares = ranks(world, "evaluate", path, options or {}, work)
+    shares = ranks(world, "evaluate", path, options or {}, work, timeout=timeout)
     truth = {name: oracle(module, structures[name], head) for name in dict(jobs)}
-    for place, (name, _) in enumerate(jobs):
-        compare(joined([rank[place] for rank in shares]), truth[name], **tolerance)
-    return shares
+    off = [
+        compare(joined([rank[place] for rank in shares]), truth[name]) for place, (name, _) in enumerate(jobs)
+    ]
+    return shares, {quantity: max(each[quantity] for each in off) for quantity in off[0]}
 
 
 @pytest.mark.parametrize("interaction", INTERACTIONS, ids=short)
@@ -46,12 +47,20 @@ def test_interactions(ranks, made, structures, interaction):
         check(ranks, model, structures, world, [(n, "halo") for n in ("rod", "cluster", "atom")])
 
 
+@pytest.mark.parametrize("interaction", [INTERACTIONS[1], INTERACTIONS[5]], ids=short)
+def test_eight_ranks(ranks, made, structures, interaction):
+    jobs = [(name, strategy) for name in ("rod", "atom") for strategy in STRATEGIES]
+    check(ranks, made(interaction), structures, 8, jobs)
+
+
 @pytest.mark.skipif(not ALL, reason="NVDD_MACE_ALL=1 runs the whole product")
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("interaction", INTERACTIONS, ids=short)
 def test_whole_product(ranks, made, structures, interaction, world):
     jobs = [(name, strategy) for name in SYSTEMS for strategy in STRATEGIES]
-    check(ranks, made(interaction), structures, world, jobs)
+    _, off = check(ranks, made(interaction), structures, world, jobs, timeout=600)
+    print({quantity: f"{value:.1e}" for quantity, value in off.items()})
 
 
 VARIANTS = {
@@ -102,7 +111,7 @@ def test_heads(ranks, made, structures):
     energies = []
     for head in heads:
         jobs = [("rod", "halo"), ("slab", "wide_halo")]
-        shares = check(ranks, model, structures, 2, jobs, {"head": head}, head)
+        shares, _ = check(ranks, model, structures, 2, jobs, {"head": head}, head)
         check(ranks, model, structures, 1, jobs[:1], {"head": head, "trust": False}, head)
         energies.append(float(shares[0][0].energy[0]))
     assert abs(energies[0] - energies[1]) > 1.0

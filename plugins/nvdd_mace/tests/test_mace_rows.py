@@ -32,7 +32,7 @@ def test_node_wise_work_is_on_owned_rows(ranks, made, structures, interaction, s
         local = share.owned + share.ghosts
         for layer in (0, 1):
             parts = by_part(seen, layer)
-            expected = dict.fromkeys(parts, {share.owned})
+            expected = {name: {share.owned} for name in parts}
             for name in READ_BY_NEIGHBOURS & parts.keys():
                 expected[name] = {local}
             if layer and "linear_down" not in parts:  # its output is exchanged

@@ -20,34 +20,28 @@ def patterns(spec):
 
 
 @pytest.mark.parametrize("strategy", list(StrategyKind))
-@pytest.mark.parametrize(("layers", "made", "residuals"), [(1, True, ()), (2, False, ()), (3, True, (0, 1, 2))])
-def test_every_strategy(strategy, layers, made, residuals):
-    spec = mace_spec(strategy, layers, after_linear_up=made, residuals=residuals)
+@pytest.mark.parametrize(("layers", "made"), [(1, True), (2, False), (3, True)])
+def test_every_strategy(strategy, layers, made):
+    spec = mace_spec(strategy, layers, after_linear_up=made)
     assert spec.strategy is strategy
     assert set(spec.outputs) == {"energy", "forces", "stress", "node_energy"}
     assert MLIPSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
 
 
 def test_patterns():
-    owned = ["interactions.*", "interactions.*.skip_*", "products.*", "readouts.*"]
+    owned = ["interactions.*", "interactions.*.[ls]*_[lrt]*", "products.*", "readouts.*"]
     assert patterns(SPEC_MACE_HALO) == ["interactions.[1-9]*.linear_up", *owned]
     assert mace_spec(StrategyKind.HALO) == SPEC_MACE_HALO
     assert mace_spec(StrategyKind.GRAPH_PARTITION) == SPEC_MACE_GP
     assert patterns(mace_spec(StrategyKind.HALO, 1)) == owned
     assert patterns(mace_spec(StrategyKind.HALO, after_linear_up=False)) == ["interactions.[1-9]*", *owned]
-    nonlinear = mace_spec(StrategyKind.HALO, residuals=(0, 1))
-    assert patterns(nonlinear) == [*patterns(SPEC_MACE_HALO), "interactions.*.linear_res"]
-    wide = ["interactions.2", "interactions.2.skip_*", "products.2", "readouts.*"]
-    assert patterns(mace_spec(StrategyKind.WIDE_HALO, 3, residuals=(0, 1))) == wide
-    assert "interactions.2.linear_res" in patterns(mace_spec(StrategyKind.WIDE_HALO, 3, residuals=(2,)))
+    wide = ["interactions.2", "interactions.2.[ls]*_[lrt]*", "products.2", "readouts.*"]
+    assert patterns(mace_spec(StrategyKind.WIDE_HALO, 3)) == wide
 
 
 def test_declared_adapters_are_those_of_the_specs():
     """What `nvdd adapters` lists is what is installed, pattern by pattern."""
-    used = [
-        *patterns(mace_spec(StrategyKind.HALO, residuals=(1,))),
-        *patterns(mace_spec(StrategyKind.HALO, after_linear_up=False)),
-    ]
+    used = [*patterns(SPEC_MACE_HALO), *patterns(mace_spec(StrategyKind.HALO, after_linear_up=False))]
     declared = {row.name: row for row in _plugin.nvdd_declare_adapters()}
     assert sorted(row.target for row in declared.values()) == sorted(set(used))
     for row in declared.values():

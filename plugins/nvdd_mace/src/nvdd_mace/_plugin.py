@@ -11,11 +11,10 @@ from nvdd_core.plugins import AdapterDecl, ModelDecl, PluginInfo, Ref, SpecDecl,
 
 _MACE = ("mace-torch>=0.3.16",)
 _ADAPTERS = (
-    ("refresh", "interactions.[1-9]*.linear_up", "REFRESH", "what neighbours read, before each layer but the first"),
+    ("refresh", "interactions.[1-9]*.linear_up", "REFRESH", "what neighbours read, but in the first layer"),
     ("features", "interactions.[1-9]*", "FEATURES", "the same where neighbours read more than that"),
     ("messages", "interactions.*", "MESSAGES", "interactions on owned atoms after their sum over edges"),
-    ("skips", "interactions.*.skip_*", "SKIPS", "skip connections on owned atoms"),
-    ("residuals", "interactions.*.linear_res", "RESIDUALS", "connections of nonlinear layers on owned atoms"),
+    ("skips", "interactions.*.[ls]*_[lrt]*", "SKIPS", "skip connections on owned atoms"),
     ("products", "products.*", "PRODUCTS", "products on owned atoms"),
     ("readouts", "readouts.*", "READOUTS", "readouts on owned atoms"),
 )

@@ -1,6 +1,6 @@
 """What is hooked into a live MACE model while several ranks evaluate it: torch's own forward hooks, no patch.
 
-Key objects: `REFRESH`, `FEATURES`, `MESSAGES`, `SKIPS`, `RESIDUALS`, `PRODUCTS`, `READOUTS`, `of_layer`. Edges belong
+Key objects: `REFRESH`, `FEATURES`, `MESSAGES`, `SKIPS`, `PRODUCTS`, `READOUTS`, `of_layer`. Edges belong
 to the rank that owns their receiver, so sums over edges are complete on owned rows and say nothing of ghost rows. What
 works row by row gets owned rows only, up to the next layer, where one exchange gives ghosts what neighbours read.
 
@@ -82,19 +82,16 @@ def refreshed_output(
 
 
 REFRESH = ModuleHookAdapter("interactions.[1-9]*.linear_up", after=refreshed_output)
-"""One exchange before every layer but the first, of what ``linear_up`` makes of owned rows: all that neighbours read."""
+"""One exchange before each layer but the first: of what ``linear_up`` makes of owned rows, all that neighbours read."""
 
 FEATURES = ModuleHookAdapter("interactions.[1-9]*", before=refreshed_features)
 """The same of a layer's input, for layers in which neighbours read more than that, or ``linear_up`` widens it."""
 
 MESSAGES = ModuleHookAdapter("interactions.*", before=owned_messages)
-"""All that an interaction does after its sum over edges, on owned rows."""
+"""All that an interaction does after its sum over edges on owned rows."""
 
-SKIPS = ModuleHookAdapter("interactions.*.skip_*", before=owned_rows)
-"""Skip connections, which some interactions compute before that, on owned rows."""
-
-RESIDUALS = ModuleHookAdapter("interactions.*.linear_res", before=owned_rows)
-"""The same for a connection that the nonlinear interaction alone has."""
+SKIPS = ModuleHookAdapter("interactions.*.[ls]*_[lrt]*", before=owned_rows)
+"""Skip connections (``skip_tp``, ``skip_linear``, ``linear_res``), which interactions compute before that sum."""
 
 PRODUCTS = ModuleHookAdapter("products.*", before=owned_rows)
 """Products on owned rows: the interactions give them no other, but elements are those of local rows."""

@@ -1,7 +1,7 @@
 """What a live module of mace is: whether it is served, its heads, and what its layers exchange.
 
-Key objects: `served`, `plain_parameters`, `chosen_head`, `after_linear_up`, `residual_layers`, `exchanged_widths`,
-`settle_harmonics`, `flag`. Layer: plugin.
+Key objects: `served`, `plain_parameters`, `chosen_head`, `after_linear_up`, `exchanged_widths`, `settle_harmonics`,
+`flag`. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -111,11 +111,6 @@ def after_linear_up(module: Any) -> bool:
         type(block).__name__ in _BY_LINEAR_UP and _dim(block.edge_irreps) <= _dim(block.node_feats_irreps)
         for block in module.interactions[1:]
     )
-
-
-def residual_layers(module: Any) -> tuple[int, ...]:
-    """Return the layers that have a ``linear_res``."""
-    return tuple(i for i, block in enumerate(module.interactions) if hasattr(block, "linear_res"))
 
 
 def exchanged_widths(module: Any) -> tuple[int, ...]:

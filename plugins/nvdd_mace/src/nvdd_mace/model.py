@@ -23,7 +23,6 @@ from nvdd_mace.inspection import (
     exchanged_widths,
     flag,
     plain_parameters,
-    residual_layers,
     served,
     settle_harmonics,
 )
@@ -143,12 +142,7 @@ class MaceModel:
 
     def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
         """Return what the model needs under a strategy."""
-        return mace_spec(
-            strategy,
-            self.layers,
-            after_linear_up=after_linear_up(self.module),
-            residuals=residual_layers(self.module),
-        )
+        return mace_spec(strategy, self.layers, after_linear_up=after_linear_up(self.module))
 
     def check(self, numbers: torch.Tensor, ids: torch.Tensor | None = None) -> None:
         """Refuse elements that the model was not made for.
@@ -214,7 +208,8 @@ class MaceModel:
         """Return the dictionary that mace's forward takes, with the edges that mace itself would list."""
         positions = batch.positions if batch.positions.requires_grad else batch.positions.detach()
         edge_index, unit_shifts = batch.edge_index, batch.edge_shifts
-        near = (batch.edge_vectors().detach().square().sum(1) < self.cutoff**2).nonzero()[:, 0]
+        with torch.no_grad():  # waits for a GPU once, so that mace works on no pair of the skin
+            near = (batch.edge_vectors().square().sum(1) < self.cutoff**2).nonzero()[:, 0]
         edge_index = edge_index.index_select(1, near)
         # mace adds the shift to the receiver, nvdd to the sender
         unit_shifts = -unit_shifts.index_select(0, near).to(positions.dtype)

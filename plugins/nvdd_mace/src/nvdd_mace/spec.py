@@ -18,7 +18,6 @@ from nvdd_mace.adapters import (
     PRODUCTS,
     READOUTS,
     REFRESH,
-    RESIDUALS,
     SKIPS,
     of_layer,
 )
@@ -47,9 +46,7 @@ SPEC_MACE_WIDE = _with(SPEC_MPNN_WIDE, StrategyKind.WIDE_HALO, (READOUTS,))
 """WIDE_HALO: ghosts within layers x cutoff are computed in full; nothing but positions is exchanged."""
 
 
-def mace_spec(
-    strategy: StrategyKind, layers: int = 2, *, after_linear_up: bool = True, residuals: Sequence[int] = ()
-) -> MLIPSpec:
+def mace_spec(strategy: StrategyKind, layers: int = 2, *, after_linear_up: bool = True) -> MLIPSpec:
     """Return the spec of one model.
 
     Parameters
@@ -58,16 +55,10 @@ def mace_spec(
     layers : int
     after_linear_up : bool
         Whether what ``linear_up`` makes is exchanged, or what it gets.
-    residuals : sequence of int
-        Layers with a ``linear_res``.
     """
     if strategy is StrategyKind.WIDE_HALO:
-        return _with(SPEC_MPNN_WIDE, strategy, _last_layer(layers - 1, residuals))
+        # nobody reads ghosts of the last layer: that is all that a wide halo can spare
+        last = [of_layer(adapter, layers - 1) for adapter in (MESSAGES, SKIPS, PADDED_PRODUCTS)]
+        return _with(SPEC_MPNN_WIDE, strategy, (*last, READOUTS))
     refresh = [REFRESH if after_linear_up else FEATURES] if layers > 1 else []
-    return _with(_LOCAL, strategy, (*refresh, *_OWNED, *([RESIDUALS] if residuals else [])))
-
-
-def _last_layer(last: int, residuals: Sequence[int]) -> list[ModuleHookAdapter]:
-    """Return the adapters for the last layer alone, all that a wide halo can spare: nobody reads its ghosts."""
-    found = [MESSAGES, SKIPS, *([RESIDUALS] if last in residuals else []), PADDED_PRODUCTS]
-    return [*(of_layer(adapter, last) for adapter in found), READOUTS]
+    return _with(_LOCAL, strategy, (*refresh, *_OWNED))
