@@ -6,6 +6,7 @@ itself is in `run_task`. Layer: cli.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from nvdd_core.cli.config import ENSEMBLES, RunJob, build, read_run_file
 from nvdd_core.cli.flags import check_inputs, collect, debug_flag, group_flags, model_flags
 from nvdd_core.cli.launch import execute
 from nvdd_core.cli.output import check_output
+from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
+from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.options import placed_options
 
 TASK = "nvdd_core.cli.run_task:main"
 
@@ -76,11 +80,27 @@ def run(file: Path | None, overwrite: bool, debug: bool, **flags: Any) -> None:
             )
         flags["structure"] = file
     values, where = collect(flags)
-    if isinstance(in_file.get("option"), dict) and "option" in values:
-        values["option"] = {**in_file["option"], **values["option"]}
     sources = {key: f"{file}: {key}" for key in in_file} | where
-    job = build(RunJob, {**in_file, **values, "overwrite": overwrite}, sources)
+    merged = merge(in_file, values, Path() if file is None else file.parent)
+    job = build(RunJob, {**merged, "overwrite": overwrite}, sources)
     check_inputs(job)
     if found_group() is None:
         check_output(job)
     execute(TASK, job, debug=debug)
+
+
+def merge(in_file: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the values of a run file in `folder` and of flags, which win.
+
+    Options that are paths become absolute, a file's from its own folder and a flag's from the current one, so that the
+    resolved run file and a restart find them from anywhere.
+    """
+    merged = {**in_file, **flags}
+    model, in_table = merged.get("model"), in_file.get("option", {})
+    if not isinstance(model, str) or not isinstance(in_table, dict):
+        return merged  # the check of the job names the mistake
+    with stdout_kept():  # a plugin may print while it is imported
+        manager = default_manager()
+        options = placed_options(manager, model, in_table, folder)
+        options |= placed_options(manager, model, flags.get("option", {}))
+    return {**merged, "option": options}

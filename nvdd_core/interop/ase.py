@@ -26,6 +26,8 @@ from ase.stress import full_3x3_to_voigt_6_stress
 from nvdd_core.errors import InputError
 from nvdd_core.interop.crew import Crew, Results, Settings
 from nvdd_core.interop.snapshot import Snapshot
+from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.options import placed_options
 from nvdd_core.runtime import DomainConfig, Model
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.spec import StrategyKind
@@ -272,8 +274,10 @@ def _strategy(strategy: str | StrategyKind) -> StrategyKind:
 
 
 def _absolute(source: ModelSource) -> ModelSource:
-    """Return the source with the path of a file as it reads from any folder: the processes start later."""
+    """Return the source with paths of files as they read from any folder: the processes start later."""
     where, colon, attribute = source.target.rpartition(":")
+    if not colon:
+        return replace(source, options=placed_options(default_manager(), source.target, source.options))
     if not where.endswith(".py"):
         return source
     return replace(source, target=f"{Path(where).resolve()}{colon}{attribute}")

@@ -1,15 +1,21 @@
-"""Options of a model's loader, as they are written on a command line.
+"""Options of a model's loader, as they are written on a command line or in a run file.
 
-Key object: `parse_options`, for every command that takes ``--option``. Layer: plugins.
+Key objects: `parse_options`, for every command that takes ``--option``; `placed_options`, for what outlives the
+folder that it was written in. Layer: plugins.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from nvdd_core.errors import InputError
+from nvdd_core.errors import InputError, PluginNotFoundError, PluginUnusableError
+
+if TYPE_CHECKING:
+    from nvdd_core.plugins.manager import PluginManager
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
@@ -30,6 +36,37 @@ def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
             raise InputError(f"--option {key!r} is given twice")
         options[key] = _option_value(text)
     return options
+
+
+def placed_options(
+    manager: PluginManager, model: str, options: Mapping[str, Any], folder: Path | None = None
+) -> dict[str, Any]:
+    """Return a model's options with those that its plugin declares as paths made absolute.
+
+    Of a model that can't be found or used, options are returned as they are: whoever needs the model says so.
+
+    Parameters
+    ----------
+    manager : PluginManager
+        Where the plugins are.
+    model : str
+        The model's name.
+    options : mapping
+        As the user wrote them.
+    folder : Path, optional
+        What relative paths count from; default the current folder.
+    """
+    try:
+        paths = manager.model(model).paths
+    except (PluginNotFoundError, PluginUnusableError):
+        return dict(options)
+    base = Path() if folder is None else folder
+    return {
+        name: os.path.abspath(base / os.path.expanduser(value))
+        if name in paths and isinstance(value, str | os.PathLike)
+        else value
+        for name, value in options.items()
+    }
 
 
 def _option_value(text: str) -> Any:

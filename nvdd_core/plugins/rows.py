@@ -105,6 +105,15 @@ def _check_texts(row: str, **texts: object) -> None:
             raise PluginValidationError(f"{row}: {field} must be a str, found {text!r}")
 
 
+def _frozen_names(row: str, field: str, names: object) -> tuple[str, ...]:
+    """Return names of options as a tuple; a bare string is the usual slip and is refused."""
+    if not isinstance(names, tuple | list) or not all(isinstance(n, str) and n.isidentifier() for n in names):
+        raise PluginValidationError(
+            f"{row}: {field} must be a tuple of names of options such as ('checkpoint',), found {names!r}"
+        )
+    return tuple(names)
+
+
 def _frozen_requires(row: str, requires: object) -> tuple[str, ...]:
     """Return `requires` as a tuple; a bare string is the usual slip and is refused."""
     if isinstance(requires, str) or not isinstance(requires, Iterable):
@@ -194,6 +203,9 @@ class ModelDecl:
         For people.
     requires
         Requirements (PEP 508) of this model alone; while one isn't met the model is ``unavailable``.
+    paths
+        Names of the loader's options that are paths. A relative one counts from the folder where the user wrote it,
+        and the loader gets it absolute.
     """
 
     name: str
@@ -202,6 +214,7 @@ class ModelDecl:
     title: str = ""
     maturity: str = "stable"
     requires: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         row = f"ModelDecl {self.name!r}"
@@ -212,6 +225,7 @@ class ModelDecl:
         _check_texts(row, title=self.title)
         _check_maturity(row, self.maturity)
         object.__setattr__(self, "requires", _frozen_requires(row, self.requires))
+        object.__setattr__(self, "paths", _frozen_names(row, "paths", self.paths))
 
 
 @dataclass(frozen=True)

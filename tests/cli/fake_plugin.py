@@ -22,7 +22,7 @@ def nvdd_plugin_info():
 
 @hookimpl
 def nvdd_declare_models():
-    yield ModelDecl("fake", Ref("fake_x.model:load"))
+    yield ModelDecl("fake", Ref("fake_x.model:load"), paths=("cutoff_file",))
 """
 
 _MODEL = """
@@ -45,7 +45,10 @@ class Stop(BaseException):
     pass
 
 
-def load(*, dtype, device, cutoff=2.5, epsilon=1.0, fail="", on=0):
+def load(*, dtype, device, cutoff=2.5, epsilon=1.0, fail="", on=0, cutoff_file=None):
+    if cutoff_file is not None:
+        with open(cutoff_file) as file:
+            cutoff = float(file.read())
     if int(os.environ.get("RANK", 0)) == on:
         if fail == "load":
             raise ValueError("cannot load\\nfor a long reason")

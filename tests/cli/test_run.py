@@ -84,6 +84,44 @@ def test_run_file_and_flags(nvdd: Nvdd) -> None:
     assert (nvdd.folder / "again" / output.LOG).read_text() == (folder / output.LOG).read_text()
 
 
+def test_an_option_that_is_a_path_counts_from_where_it_was_written(
+    nvdd: Nvdd, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A run file's from its folder, a flag's from the current one; the resolved file and a restart from anywhere."""
+    structure(nvdd)
+    job, elsewhere = nvdd.folder / "job", nvdd.folder / "else" / "where"
+    job.mkdir()
+    elsewhere.mkdir(parents=True)
+    for folder, cutoff in ((nvdd.folder, 2.1), (job, 2.2)):
+        (folder / "cut").write_text(str(cutoff))
+    (job / "run.toml").write_text(
+        'structure = "../argon.xyz"\nmodel = "fake"\noutput = "out"\nsteps = 4\ncheckpoint_every = 2\n'
+        'dt = 0.2\nskin = 0.3\ndevice = "cpu"\ntemperature = 30.0\n[option]\ncutoff_file = "cut"\n'
+    )
+
+    def cutoff_of(folder: Path) -> float:
+        return float(json.loads((folder / output.SUMMARY).read_text())["run"]["cutoff"])
+
+    assert nvdd.here("run", "job/run.toml") == 0
+    assert cutoff_of(job / "out") == 2.2
+    assert nvdd.here("run", "job/run.toml", "--option", "cutoff_file=cut", "--output", "flag") == 0
+    assert cutoff_of(nvdd.folder / "flag") == 2.1
+    done = nvdd.process("run", "job/run.toml", "--option", "cutoff_file=cut", "--output", "two", "--ranks", 2)
+    assert done.returncode == 0, done.stderr
+    assert cutoff_of(nvdd.folder / "two") == 2.1
+    monkeypatch.chdir(elsewhere)
+    assert nvdd.here("run", job / "out" / output.RESOLVED, "--output", "again") == 0
+    assert cutoff_of(elsewhere / "again") == 2.2
+    again = ["--restart", nvdd.folder / "flag" / output.CHECKPOINT, "--steps", 6]
+    assert nvdd.here("run", nvdd.folder / "flag" / output.RESOLVED, *again) == 0
+    assert [row["step"] for row in log_of(nvdd.folder / "flag")][-1] == 6.0
+    assert cutoff_of(nvdd.folder / "flag") == 2.1
+    assert (
+        nvdd.here("evaluate", "../../argon.xyz", "--model", "fake", "--option", "cutoff_file=../../cut") == 0
+    )
+    assert "cutoff 2.1 A" in capfd.readouterr().out
+
+
 def test_velocities_of_the_file_are_used(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
     path = structure(nvdd, moving=True)
     assert (

@@ -53,6 +53,8 @@ def test_model_names(name: str) -> None:
         (ModelDecl, {"name": "a", "ref": REF, "requires": "numpy>=1"}, "tuple"),
         (ModelDecl, {"name": "a", "ref": REF, "requires": (1,)}, "strings"),
         (ModelDecl, {"name": "a", "ref": REF, "requires": None}, "tuple"),
+        (ModelDecl, {"name": "a", "ref": REF, "paths": "checkpoint"}, "paths must be a tuple"),
+        (ModelDecl, {"name": "a", "ref": REF, "paths": (1,)}, "paths must be a tuple"),
         (SpecDecl, {"name": "1", "ref": REF}, "name"),
         (SpecDecl, {"name": "S", "ref": REF, "title": 1}, "title"),
         (AdapterDecl, {"name": "x", "kind": "op", "target": "t", "ref": REF}, "name"),

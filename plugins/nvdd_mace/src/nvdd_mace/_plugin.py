@@ -43,6 +43,7 @@ def nvdd_declare_models() -> Iterator[ModelDecl]:
         spec="SPEC_MACE_HALO",
         title="MACE, from a file written by mace-torch",
         requires=_MACE,
+        paths=("checkpoint",),
     )
 
 
