@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +12,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "nvdd_core"
 PLUGINS = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+_MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+# Plugins that `make` keeps out of the environment that all others share
+APART = [
+    ROOT / "plugins" / f"nvdd_{name}"
+    for line in re.findall(r"^APART :=(.*)$", _MAKEFILE, flags=re.MULTILINE)
+    for name in line.split()
+]
 
 
 @dataclass(frozen=True)

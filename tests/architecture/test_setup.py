@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from tests.architecture._sources import PLUGINS, ROOT
+from tests.architecture._sources import APART, PLUGINS, ROOT
 
 PROJECTS = [ROOT, *PLUGINS]
 
@@ -88,6 +88,27 @@ def test_make_targets_can_be_planned(target: str) -> None:
         ["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_plugins_apart_are_plugins_whose_tests_are_run_by_conform() -> None:
+    assert set(APART) < set(PLUGINS)
+    for plugin in PLUGINS:
+        name = plugin.name.removeprefix("nvdd_")
+        plan = subprocess.run(
+            ["make", "-n", "conform", f"PLUGIN={name}"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        assert f"nvdd_core.testing {name}" in plan.stdout
+        assert (f"plugins/{plugin.name}/tests" in plan.stdout) == (plugin in APART)
+    setup = subprocess.run(
+        ["make", "-B", "-n", "setup"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
+    )
+    installed = [plugin for plugin in PLUGINS if f"--editable ./plugins/{plugin.name}" in setup.stdout]
+    assert installed == [plugin for plugin in PLUGINS if plugin not in APART]
 
 
 def test_mypy_and_contracts_cover_every_plugin() -> None:

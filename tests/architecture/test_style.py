@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import re
 from collections.abc import Iterator
 
@@ -143,6 +144,9 @@ def _modules() -> list[str]:
 
 @pytest.mark.parametrize("name", _modules())
 def test_exported_names_exist(name: str) -> None:
+    package = name.partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed here; `make conform` tests it")
     module = importlib.import_module(name)
     exported = getattr(module, "__all__", [])
     assert [n for n in exported if not hasattr(module, n)] == []

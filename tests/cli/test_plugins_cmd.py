@@ -299,8 +299,8 @@ def test_models(
     assert lines[0].split() == ["MODEL", "PLUGIN", "STATUS", "MATURITY", "SPEC", "DETAIL"]
     assert lines[1].split() == ["all", "all", "1.0", "ok", "stable", "SPEC_ALL_HALO", "one"]
     assert lines[2].split()[:4] == ["all-needy", "all", "1.0", "unavailable"]
-    assert lines[-2] == "Known but not installed: lj (pip install nvdd-lj)."
-    assert lines[-1] == "Planned, not released yet: mace, ewald, pme, dftd3, uma."
+    assert lines[-2] == "Known but not installed: lj (pip install nvdd-lj), mace (pip install nvdd-mace)."
+    assert lines[-1] == "Planned, not released yet: ewald, pme, dftd3, uma."
     assert "plugin 'bad' (fake-bad 1.0) is broken: ImportError: boom" in err
     assert "plugin 'heavy' (fake-heavy 1.0) is left out, since it imports ase (fake_heavy.py:1)" in err
     assert document.keys() == {"schema", "core", "models", "not_installed", "notes"}
@@ -318,7 +318,8 @@ def test_models(
         "distribution": "fake-all",
         "version": "1.0",
     }
-    assert {"name": "mace", "distribution": "nvdd-mace", "released": False} in document["not_installed"]
+    assert {"name": "mace", "distribution": "nvdd-mace", "released": True} in document["not_installed"]
+    assert {"name": "uma", "distribution": "nvdd-uma", "released": False} in document["not_installed"]
 
 
 def test_header_line() -> None:
