@@ -49,7 +49,8 @@ def adapters(
     A listing imports neither torch nor the adapters, and exits with 0 whatever is broken. With --live the
     adapters that the model's plugin declares and those in its spec are imported, installed and restored one
     after the other, in a process of its own; RUNTIME ("runtime" in JSON) says what became of each: restored
-    (it was installed and put back), failed, or pending (it needs the model, which could not be loaded).
+    (it was installed and put back), failed, unused (the model with these options runs without it), or pending
+    (it needs the model, which could not be loaded).
     DISCOVERY ("status" in JSON) says only whether the declaration can be used; it is the same with --live and
     without. Exits with 1 when one failed.
     """

@@ -21,7 +21,7 @@ import torch
 from nvdd_core.adapters import Adapter, AdapterRegistry
 from nvdd_core.cli.config import EvaluateJob
 from nvdd_core.cli.session import load_model
-from nvdd_core.errors import AdapterError
+from nvdd_core.errors import AdapterError, NvddError
 from nvdd_core.plugins import (
     AdapterDecl,
     AdapterKind,
@@ -37,6 +37,7 @@ from nvdd_core.plugins import (
 from nvdd_core.plugins.foreign import error_text
 from nvdd_core.runtime import MLIPSpec
 from nvdd_core.runtime.model_adapters import root_module
+from nvdd_core.spec import StrategyKind
 
 T = TypeVar("T")
 FINISHED: Final = "finished"
@@ -92,6 +93,7 @@ class Trial:
     _seen: list[Adapter] = field(default_factory=list)
     _root: torch.nn.Module | None = None
     _root_asked: bool = False
+    _own: list[Adapter] | None = None
 
     def run(self) -> None:
         """Try what the plugin declares, then what its spec holds, then all of it together."""
@@ -177,9 +179,11 @@ class Trial:
             self.journal.write(f"kind of {name}", over=True, note=note)
         status = adapter.describe().to_dict()
         row = row | {key: status[key] for key in ("kind", "target", "install_site")}
-        if adapter.kind == AdapterKind.MODULE and self._live_root() is None:
-            self.journal.write(name, over=True, row=row | {"runtime": "pending"})
-            return
+        if adapter.kind == AdapterKind.MODULE:
+            state = "pending" if self._live_root() is None else "" if self._in_use(adapter) else "unused"
+            if state:
+                self.journal.write(name, over=True, row=row | {"runtime": state})
+                return
         self.journal.write(name, over=False, row=row | {"runtime": "failed"})
         statuses = self._install_and_restore(row, adapter)
         last = statuses[-1]
@@ -225,7 +229,12 @@ class Trial:
         root = root_module(model)
         if root is None:
             raise AdapterError(f"{type(model).__name__} is no torch.nn.Module and has none as its 'module'")
+        self._own = _of_model(model)
         return root
+
+    def _in_use(self, adapter: Adapter) -> bool:
+        """Whether the loaded model's own specs hold an adapter; a plugin declares those of all its models."""
+        return self._own is None or any(_equal(adapter, own) for own in self._own)
 
     def _step(self, what: str, act: Callable[[], T]) -> T | None:
         """Do something that is no adapter's own; if it fails, or has ended a process before, say so in a note."""
@@ -246,6 +255,21 @@ class Trial:
 def _expect_adapter(value: object, ref: Ref) -> None:
     if not isinstance(value, Adapter):
         raise AdapterError(f"{ref} is no adapter of nvdd_core.adapters but {value!r}")
+
+
+def _of_model(model: object) -> list[Adapter] | None:
+    """Return the adapters of a loaded model's specs under every strategy; None where it has no specs."""
+    declared = getattr(model, "distribution_spec", None)
+    if declared is None:
+        return None
+    found: list[Adapter] = []
+    for strategy in StrategyKind:
+        try:
+            distribution = declared(strategy).distribution
+        except NvddError:  # it refuses this strategy
+            continue
+        found += [*distribution.custom_ops, *distribution.third_party_helpers]
+    return found
 
 
 def _equal(one: Adapter, other: Adapter) -> bool:

@@ -30,6 +30,7 @@ import os, signal, sys
 import torch
 import foreign_x
 from nvdd_core.adapters import FunctionAdapter, MethodAdapter, ModuleHookAdapter, PythonAdapter
+from nvdd_core.errors import SpecError
 from nvdd_core.runtime import SPEC_MPNN_HALO, MLIPSpec
 from nvdd_core.spec import DistributionSpec
 
@@ -49,6 +50,7 @@ AGAIN = PythonAdapter("foreign_x", "LIMIT", 7)
 GONE = MethodAdapter("foreign_x:Block", "backward", double)
 LOST = FunctionAdapter("foreign_x:absent", double)
 HOOK = ModuleHookAdapter("inner", before=hook)
+DEEPER = ModuleHookAdapter("inner.deeper", before=hook)
 SEVERAL = (NORM, LIMIT)
 NUMBER = 3
 
@@ -65,7 +67,15 @@ class Held:
     def __init__(self, module):
         self.module = module
 
-def load(*, dtype, device, held=True, crash=False):
+class Declaring(Held):
+    def distribution_spec(self, strategy):
+        if strategy.value != "wide_halo":
+            raise SpecError("not this one")
+        return SPEC_MPNN_HALO | MLIPSpec(distribution=DistributionSpec(third_party_helpers=(HOOK,)))
+
+def load(*, dtype, device, held=True, crash=False, declares=False):
+    if declares:
+        return Declaring(Net())
     if crash:
         os.kill(os.getpid(), signal.SIGSEGV)
     if dtype != torch.float64 or device.type != "cpu":
@@ -370,6 +380,18 @@ def test_a_model_that_cannot_be_loaded_leaves_its_adapters_pending(
     assert states(values) == {"x/hook": "pending", "x/fwd": "restored"}
     (note,) = values["notes"]
     assert note.startswith(said)
+
+
+def test_hooks_that_this_model_runs_without_are_unused(fakes: Fakes) -> None:
+    """One that matches nothing is an error only where the model's own spec holds it."""
+    fakes.add(
+        "x", plugin("x", ("hook", "module", "adapters_x:HOOK"), ("deeper", "module", "adapters_x:DEEPER"))
+    )
+    values = document(fakes, "--live", "x", "--option", "declares=true")
+    assert states(values) == {"x/hook": "restored", "x/deeper": "unused"}
+    assert values["notes"] == []
+    values = document(fakes, "--live", "x", code=1)  # it doesn't say what it uses
+    assert states(values) == {"x/hook": "restored", "x/deeper": "failed"}
 
 
 def test_a_spec_that_is_none(fakes: Fakes) -> None:
