@@ -77,7 +77,9 @@ def test_live_adapters_of_a_model_with_one_layer(folder, made):
     shutil.copy(made(layers=1)[0], folder / "one.model")
     live = nvdd(folder, "adapters", "--live", "mace", "--option", "checkpoint=one.model", "--json")
     found = {row["name"]: row["runtime"] for row in json.loads(live)["adapters"]}
-    assert found == {"mace/refresh": "unused", "mace/products": "restored", "mace/readouts": "restored"}
+    assert found["mace/refresh"] == "unused"
+    assert found["mace/products"] == found["mace/readouts"] == "restored"
+    assert set(found.values()) == {"unused", "restored"}
 
 
 def test_a_calculator_of_ase(folder, made, monkeypatch):
