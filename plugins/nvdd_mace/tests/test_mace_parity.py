@@ -104,6 +104,12 @@ def test_variants(ranks, made, structures, variant):
     check(ranks, model, structures, 2, jobs)
 
 
+@pytest.mark.parametrize("interaction", INTERACTIONS, ids=short)
+def test_fused_convolutions(ranks, made, structures, interaction):
+    (path, module), atoms = made(interaction), structures["rod"]
+    compare(joined(ranks(2, "fused", path, Job(atoms))), oracle(module, atoms))
+
+
 def test_heads(ranks, made, structures):
     """Each head of a model with several has its own numbers."""
     heads = ("Default", "pt_head")
