@@ -35,9 +35,12 @@ class Table:
 
     def __init__(self, args: argparse.Namespace, folder: str) -> None:
         self.args, self.folder = args, folder
-        self.model = str(Path(folder, "random.model"))
+        self.model = args.model or str(Path(folder, "random.model"))
         self.rows: list[dict[str, Any]] = []
-        self._run("make", "--shape", args.shape)
+        if args.json and Path(args.json).exists():
+            self.rows = json.loads(Path(args.json).read_text())
+        if not Path(self.model).exists():
+            self._run("make", "--shape", args.shape)
 
     def _run(self, *flags: str) -> list[dict[str, Any]]:
         where = ["--model", self.model, "--device", self.args.device]
@@ -124,17 +127,22 @@ def main() -> None:
     parser.add_argument("--atoms", type=int, nargs="+", default=[8_192, 16_384, 32_768, 65_536])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--peer", action="store_true", help="nvalchemi-toolkit too, where it is installed")
+    parser.add_argument(
+        "--parts", nargs="+", default=["bare", "nvdd"], help="bare, nvdd, peer (nvalchemi-toolkit)"
+    )
+    parser.add_argument("--model", default="", help="file to keep the model in, and to take it from")
     parser.add_argument("--peer-dynamics", action="store_true", help="whole NVE steps of its, too")
-    parser.add_argument("--json", default="")
+    parser.add_argument("--json", default="", help="file to write; rows that it holds already are kept")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         table = Table(args, folder)
         for backend in args.backends:
-            table.case("bare", backend)
-            table.case("nvdd", backend)
-            table.case("nvdd", backend, args.ranks)
-            if args.peer and backend == "e3nn":
+            if "bare" in args.parts:
+                table.case("bare", backend)
+            if "nvdd" in args.parts:
+                table.case("nvdd", backend)
+                table.case("nvdd", backend, args.ranks)
+            if "peer" in args.parts and backend == "e3nn":
                 table.peer(args.ranks)
         if args.json:
             Path(args.json).write_text(json.dumps(table.rows, indent=1))

@@ -41,7 +41,8 @@ def by_nvdd(mesh: Any, model: Any, atoms: Any, strategy: Any) -> Numbers:
     wanted = {"energy", "forces"} | ({"stress"} if atoms.pbc.all() else set())
     out = DistributedModel(model, DomainConfig(strategy=strategy, skin=0.2), mesh)(sharded, wanted)
     forces = torch.zeros(sharded.n_global, 3, dtype=torch.float64, device=mesh.device)
-    forces[sharded.ids] = out.forces
+    if out.forces is not None:
+        forces[sharded.ids] = out.forces
     mesh.all_reduce_sum_(forces)
     stress = np.zeros((3, 3)) if out.stress is None else out.stress[0].cpu().numpy()
     return float(out.energy), forces.cpu().numpy(), stress

@@ -30,6 +30,7 @@ from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, keep_graphs
+from nvdd_core.runtime.device_memory import use_growing_segments
 from nvdd_core.runtime.domain import Domain, DomainBuilder
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_adapters import ModelAdapters
@@ -119,6 +120,7 @@ class DistributedModel:
         self.model = model
         self.config = config if config is not None else DomainConfig()
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
+        use_growing_segments(self.mesh.device.type)
         declared = model.distribution_spec(self.config.strategy) if spec is None else spec
         self.spec = _served(declared, self.config.strategy)
         self._adapters = ModelAdapters(model, self.spec, self.mesh)
@@ -227,7 +229,8 @@ class DistributedModel:
             furthest = torch.linalg.vector_norm(moved, dim=1).amax()
         else:  # a product with ones takes a sixth of what sum(1) takes
             furthest = (moved.square_() @ self._ones).amax().sqrt_()
-        return (furthest - self._reaches).clamp_min_(0.0)
+        beyond: torch.Tensor = (furthest - self._reaches).clamp_min_(0.0)
+        return beyond
 
     @property
     def asks_first(self) -> bool:
