@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml constraints.txt $(addsuffix /pyproject.toml,$(PLUGINS))
 	@echo "setting up $(VENV) (a minute or two the first time) ..."
 	@$(INSTALL) $$(grep '^torch==' constraints.txt)
 	@$(INSTALL) hatchling editables
-	@$(INSTALL) --no-build-isolation --editable '.[plot,gpu,testing,author,docs,lint]' $(addprefix --editable ./,$(PLUGINS))
+	@$(INSTALL) --no-build-isolation --editable '.[plot,gpu,testing,author,docs,lint]' $(patsubst %,--editable './%[test]',$(PLUGINS))
 	@touch $@
 	@echo "$(VENV) is ready"
 
@@ -86,7 +86,7 @@ conform:
 	@echo "setting up $(CONFORM) ..."
 	@$(CONFORM_INSTALL) $$(grep '^torch==' constraints.txt)
 	@$(CONFORM_INSTALL) hatchling editables setuptools
-	@$(CONFORM_INSTALL) --no-build-isolation --editable '.[testing]' --editable ./plugins/nvdd_$(PLUGIN)
+	@$(CONFORM_INSTALL) --no-build-isolation --editable '.[testing]' --editable './plugins/nvdd_$(PLUGIN)[test]'
 	$(CONFORM)/bin/nvdd plugins check $(PLUGIN) --isolated
 	$(CONFORM)/bin/python -m nvdd_core.testing $(PLUGIN)
 	$(if $(filter $(PLUGIN),$(APART)),$(CONFORM)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) plugins/nvdd_$(PLUGIN)/tests)

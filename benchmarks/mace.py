@@ -112,6 +112,10 @@ class Table:
         if bare and bare["peak_gb"]:
             shares = [r["peak_gb"] / bare["peak_gb"] * row["atoms"] / r["owned"] for r in row["per_rank"]]
             text += f", memory {max(shares):.2f} x its share"
+        one = self.of("nvdd", row["backend"], 1, row["atoms"])
+        if row["ranks"] > 1 and one:
+            cpu = one["per_rank"][0]["cpu_ms"] / max(r["cpu_ms"] for r in row["per_rank"])
+            text += f", {one['ms'] / row['ms']:.2f} x one rank (processor time {cpu:.2f})"
         if row["ranks"] > 1:
             text += f", {calls.get('exchange', 0):.1f}+{calls.get('reverse', 0):.1f} exchanges"
             text += f" {row['mb_per_step']:.1f} MB"

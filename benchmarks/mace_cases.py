@@ -135,8 +135,15 @@ def nvdd(args: argparse.Namespace, cells: Cells, mesh: Any, model: Any) -> dict[
     wall = 1e3 * (end["time"] - start["time"]) / args.steps
     phases = {name: 1e3 * s / args.steps for name, s in end["seconds"].items()}
     spent = end["tally"]
+    cpu = 1e3 * (end["cpu"] - start["cpu"]) / args.steps
     plan = distributed.domain.plan
-    mine = {"owned": plan.n_owned, "ghost": plan.n_ghost, "phases_ms": phases, "peak_gb": _peak(args.device)}
+    mine = {
+        "owned": plan.n_owned,
+        "ghost": plan.n_ghost,
+        "phases_ms": phases,
+        "cpu_ms": cpu,
+        "peak_gb": _peak(args.device),
+    }
     if args.profile:
         _profile(args, lambda: distributed(sharded, {"forces"}), mesh.rank)
     return {
@@ -163,7 +170,11 @@ class Clock:
         """Read the clock, all ranks together."""
         _synchronize(self._mesh.device.type)
         self._mesh.barrier()
-        found = {"time": time.perf_counter(), "rebuilds": self._distributed.n_rebuilds}
+        found = {
+            "time": time.perf_counter(),
+            "cpu": time.process_time(),
+            "rebuilds": self._distributed.n_rebuilds,
+        }
         if not self.seen:
             self._distributed.timer.reset()
             self._before = self._mesh.counter.snapshot()

@@ -1,0 +1,38 @@
+"""cuEquivariance's own code on a CPU, behind mace's converter: the same numbers as e3nn's, on ranks too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mace_ranks import Job, compare, joined, oracle
+
+from nvdd_mace.conformance import INTERACTIONS, random_module
+from nvdd_mace.model import load
+
+pytest.importorskip(
+    "cuequivariance_torch", reason="needs cuequivariance: make conform PLUGIN=mace installs it"
+)
+OPTIONS = {"backend": "cueq"}
+
+
+@pytest.mark.parametrize("interaction", [INTERACTIONS[1], INTERACTIONS[3], INTERACTIONS[5]])
+def test_ranks_give_the_numbers_of_e3nn(ranks, made, structures, interaction):
+    path, module = made(interaction)
+    names = ("rod", "triclinic", "cluster")
+    jobs = [Job(structures[name], strategy) for name in names for strategy in ("halo", "wide_halo")]
+    shares = ranks(2, "evaluate", path, OPTIONS, jobs)
+    for place, job in enumerate(jobs):
+        compare(joined([rank[place] for rank in shares]), oracle(module, job.atoms))
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_file_made_without_cuequivariance(tmp_path, structures, trust):
+    """mace notes the coupling basis that was asked for, not the one it made without cuEquivariance at hand."""
+    module = random_module(correlation=3, use_reduced_cg=False)
+    module.use_reduced_cg = True
+    path = tmp_path / "elsewhere.model"
+    torch.save(module, path)
+    with pytest.warns(UserWarning, match="forces by cueq differ by at most") as told:
+        load(dtype=torch.float64, device="cpu", checkpoint=str(path), trust=trust, **OPTIONS)
+    (text,) = [str(w.message) for w in told if "forces by cueq" in str(w.message)]
+    assert float(text.split("at most ")[1].split()[0]) < 1e-12
