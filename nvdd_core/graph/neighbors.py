@@ -15,6 +15,7 @@ Layer: graph.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -24,6 +25,7 @@ from nvdd_core.graph.pairs import open_neighbors, open_pairs, splits_of_receiver
 from nvdd_core.partition import Frame, apply_by_segment, segment_bounds
 
 _MARGIN = 1e-9
+_BLOCK_EDGES = 4_194_304  # edges whose lengths are looked at together
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,29 @@ class NeighborList:
         )
         new_sender[moved] = self.n_local + int(self.image_rows.shape[0]) + merge[inverse]
         return rows.int(), new_sender.int(), unique[:, 0], unique[:, 1:]
+
+    def within(self, points: torch.Tensor, reach: float) -> NeighborList:
+        """Return the list of those edges that are no longer than `reach`, with the rows of this one.
+
+        Parameters
+        ----------
+        points : Tensor, shape (n_local + n_image, 3)
+            Positions of the extended rows, as `extend` gives them.
+        reach : float
+        """
+        longest = (reach * (1 + _MARGIN)) ** 2
+        near = [
+            (points[senders.long()] - points[receivers.long()]).square().sum(1) <= longest
+            for senders, receivers in zip(
+                self.senders.split(_BLOCK_EDGES), self.receivers.split(_BLOCK_EDGES), strict=True
+            )
+        ]
+        keep = torch.cat(near).nonzero()[:, 0]
+        receivers = self.receivers.index_select(0, keep)
+        splits = splits_of_receivers(receivers, self.n_receivers)
+        senders = self.senders.index_select(0, keep)
+        found = dataclasses.replace(self, receivers=receivers, senders=senders, row_splits=splits, _cache={})
+        return found.compact(torch.ones(self.n_local, dtype=torch.bool, device=keep.device))
 
     def used_rows(self) -> torch.Tensor:
         """Return a mask (n_local,) of rows that some edge uses; owned rows always count as used."""

@@ -237,6 +237,8 @@ class LocalBatch:
     fields : dict of str to Tensor, each (n_local, *F)
     requested : frozenset of str
         What the caller wants, of energy, forces, stress, node_energy, node_virial.
+    parts : tuple of NeighborList
+        For a composition: each member's own list, in their order. Empty where nobody made any.
     """
 
     positions: torch.Tensor
@@ -249,6 +251,7 @@ class LocalBatch:
     neighbors: NeighborList
     fields: dict[str, torch.Tensor]
     requested: frozenset[str]
+    parts: tuple[NeighborList, ...] = ()
 
     @property
     def n_local(self) -> int:

@@ -21,7 +21,7 @@ import torch
 from nvdd_core.comm import HaloPlan, Mesh, all_reduce_sum_symmetric
 from nvdd_core.errors import DistributedError, InputError
 from nvdd_core.spec import ScatterMode, StrategyKind
-from nvdd_core.tensor import ShardTensor
+from nvdd_core.tensor import RowScope, ShardTensor
 from nvdd_core.tensor.exchanges import exchanged
 
 
@@ -30,6 +30,9 @@ class Scope(Enum):
 
     OWNED = "owned"  # owned rows of all ranks: the whole system's value, on every rank
     LOCAL = "local"  # owned rows of this rank: a partial that the framework completes
+
+
+_NO_ROWS = RowScope()
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class DomainContext:
     strategy : StrategyKind
     scatter : ScatterMode
         What the handlers do after a scatter into local rows.
+    rows : RowScope
+        What a ShardTensor of local rows is made with.
     """
 
     is_distributed: bool = False
@@ -52,6 +57,7 @@ class DomainContext:
     plan: HaloPlan | None = None
     strategy: StrategyKind = StrategyKind.HALO
     scatter: ScatterMode = ScatterMode.LOCAL
+    rows: RowScope = _NO_ROWS
 
     @property
     def n_owned(self) -> int | None:

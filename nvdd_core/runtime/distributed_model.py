@@ -15,7 +15,6 @@ Layer: runtime.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -29,45 +28,25 @@ from nvdd_core.partition import apply_by_segment
 from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
-from nvdd_core.runtime.context import DomainContext, current_dd_context, enter_context, keep_graphs
+from nvdd_core.runtime.context import DomainContext, enter_context, keep_graphs
 from nvdd_core.runtime.device_memory import use_growing_segments
-from nvdd_core.runtime.domain import Domain, DomainBuilder
+from nvdd_core.runtime.domain import Domain, DomainBuilder, Reach
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_adapters import ModelAdapters
-from nvdd_core.runtime.model_api import Model
+from nvdd_core.runtime.model_api import Model, members_of
 from nvdd_core.runtime.outputs import DEFAULT_OUTPUTS, Outputs, Partial
 from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.runtime.spec_run import SpecRun, served
 from nvdd_core.runtime.timer import PhaseTimer
-from nvdd_core.spec import HaloStorage, StrategyKind
 from nvdd_core.tensor import (
     ParticleHaloConfig,
     ParticleHaloMetadata,
-    RowKind,
-    ScatterMode,
-    ShardTensor,
+    RowScope,
     collect_exchanges,
 )
 
 # Part of the way to a rebuild after which the ranks ask before they evaluate.
 _NEAR = 0.85
-
-
-def _served(spec: MLIPSpec, strategy: StrategyKind) -> MLIPSpec:
-    """Return `spec` for the strategy of the run, which is what counts.
-
-    Raises
-    ------
-    SpecError
-        When it asks for a storage that models are not run on.
-    """
-    storage = spec.distribution.storage
-    if not isinstance(storage, HaloStorage):
-        raise SpecError(
-            f"the model's spec asks for {type(storage).__name__}; models are run on HaloStorage only, so far"
-        )
-    if strategy is StrategyKind.WIDE_HALO:  # ghosts are computed in full: nothing is exchanged, nor corrected
-        storage = storage.replace(scatter=ScatterMode.LOCAL)
-    return spec.replace(distribution=spec.distribution.replace(strategy=strategy, storage=storage))
 
 
 def _tied(named: Mapping[str, torch.Tensor], tie: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -98,7 +77,7 @@ class DistributedModel:
     mesh : Mesh, optional
         Default: one rank.
     spec : MLIPSpec, optional
-        Default: what the model declares for the strategy.
+        Default: what the model declares for the strategy. Of a composition, each member's own is used.
 
     Attributes
     ----------
@@ -121,14 +100,17 @@ class DistributedModel:
         self.config = config if config is not None else DomainConfig()
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
         use_growing_segments(self.mesh.device.type)
+        if spec is not None and members_of(model):
+            raise SpecError("a composition runs each member by the member's own spec; give none for the whole")
         declared = model.distribution_spec(self.config.strategy) if spec is None else spec
-        self.spec = _served(declared, self.config.strategy)
+        self.spec = served(declared, self.config.strategy)
+        self._run = SpecRun(model, self.spec)
         self._adapters = ModelAdapters(model, self.spec, self.mesh)
         self.timer = PhaseTimer(self.mesh.device)
         self.n_rebuilds = 0
-        self._builder = DomainBuilder(
-            self.config, self.mesh, model.cutoff, model.layers, model.neighbor_form, self.timer
-        )
+        looking = [member.model for member in members_of(model)] or [model]
+        reaches = [Reach(m.cutoff, m.layers, m.neighbor_form) for m in looking]
+        self._builder = DomainBuilder(self.config, self.mesh, reaches, self.timer)
         self._domain: Domain | None = None
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
@@ -136,7 +118,6 @@ class DistributedModel:
         self.rebuild_is_near = False
         reach = 0.5 * self.config.skin
         self._reaches = torch.tensor([reach, _NEAR * reach], dtype=torch.float64, device=self.mesh.device)
-        self._checked: tuple[int, frozenset[str]] | None = None
 
     # -- the whole evaluation ------------------------------------------------------------------------------
 
@@ -332,7 +313,7 @@ class DistributedModel:
 
     def _compute_direct(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         domain = self.domain
-        with self._installed(sharded), torch.no_grad(), enter_context(self._context()):
+        with self._installed(), torch.no_grad(), enter_context(self._context()):
             with self.timer.phase("exchange"):
                 local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
             with self.timer.phase("model"):
@@ -369,7 +350,7 @@ class DistributedModel:
         derive = bool(wanted & {"forces", "stress"})
         # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
         graph = derive or keep_graph
-        with self._installed(sharded), enter_context(self._context()), torch.set_grad_enabled(graph):
+        with self._installed(), enter_context(self._context()), torch.set_grad_enabled(graph):
             owned = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_(graph)
             with self.timer.phase("exchange"):
                 local = domain.plan.forward(owned)
@@ -384,7 +365,7 @@ class DistributedModel:
                     cell = cell + cell @ symmetric
                 with collect_exchanges(anchor=local) as exchanges:
                     out = self._forward(sharded, local, cell, wanted)
-                    rows = self._rows(out, ("node_energy", "node_virial"))
+                    rows = self._rows(out, self._autograd_rows)
                     energy = self._energy(out, rows, sharded)
                     extra = self._extra(out, wanted)
                 if derive and not energy.requires_grad:
@@ -406,7 +387,24 @@ class DistributedModel:
             virial = None
             if "stress" in wanted:
                 virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
+            if self.spec.force_strategy is ForceStrategy.MIXED:
+                forces, virial = self._with_given(out, rows, forces, virial)
             return replace(partial, forces=forces, virial=virial)
+
+    def _with_given(
+        self,
+        out: dict[str, torch.Tensor],
+        rows: dict[str, torch.Tensor],
+        forces: torch.Tensor,
+        virial: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Add what the model gave as forces and virial to the gradients."""
+        if "forces" in rows:
+            forces = forces + rows["forces"]
+        if virial is not None:
+            given = results.system_share("stress", out["virial"], self.spec, self.domain.plan)
+            virial = virial.double() + given
+        return forces, virial
 
     def differentiable(self, sharded: ShardedBatch, outputs: Iterable[str] = DEFAULT_OUTPUTS) -> Outputs:
         """Evaluate and keep the graph, for gradients of a loss with respect to parameters or positions (collective).
@@ -426,9 +424,10 @@ class DistributedModel:
         """
         wanted = results.wanted_names(outputs)
         self.check_outputs(wanted)
-        if self.spec.force_strategy is ForceStrategy.DIRECT:
+        if self.spec.force_strategy is not ForceStrategy.AUTOGRAD:
             raise InputError(
-                "this model computes forces itself (ForceStrategy.DIRECT): they have no graph to keep"
+                f"this model computes forces itself (ForceStrategy.{self.spec.force_strategy.name}): they have no "
+                "graph to keep"
             )
         if not self.is_current(sharded) or not self._unmoved(sharded):
             raise InputError(
@@ -449,70 +448,49 @@ class DistributedModel:
     @contextmanager
     def differentiating(self, sharded: ShardedBatch) -> Iterator[None]:
         """Make what `differentiable` gave differentiable also through checkpointed layers, inside the body."""
-        with self._installed(sharded), enter_context(self._context()):
+        with self._installed(), enter_context(self._context()):
             yield
+
+    @property
+    def _autograd_rows(self) -> tuple[str, ...]:
+        rows = ("node_energy", "node_virial")
+        return (*rows, "forces") if self.spec.force_strategy is ForceStrategy.MIXED else rows
 
     def _forward(
         self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
     ) -> dict[str, torch.Tensor]:
-        domain, context = self.domain, current_dd_context()
-        batch = self._local_batch(sharded, local, cell, wanted)
-        exchanges = self.mesh.counter.calls["exchange"]
-        out = self.model.forward(batch)
-        if context.exchanges and self.model.layers > 1 and self.mesh.counter.calls["exchange"] == exchanges:
-            raise SpecError(
-                f"the model declares {self.model.layers} layers but exchanged nothing between them, so neighbours read "
-                "stale ghost rows: call refresh_neighbors on what they read, or sum into a buffer made by "
-                "batch.positions.new_zeros(batch.n_local, ...), or use the wide-halo strategy"
-            )
-        found = results.results_of(out, wanted, self.spec)
-        results.check_shapes(found, self.spec, domain.plan, domain.cell.shape[0])
-        if self._checked != (domain.version, wanted):  # once a rebuild: it costs a collective
-            results.check_agreement(found, self.spec, self.mesh)
-            self._checked = (domain.version, wanted)
-        return found
-
-    def _local_batch(
-        self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
-    ) -> LocalBatch:
-        domain, system, context = self.domain, self.domain.system, current_dd_context()
-        rules = self.spec.dispatch_rules
-        wrap = functools.partial(
-            ShardTensor.wrap,
-            spec=self.spec,
-            meta=self._halo,
-            config=self._halo_config,
-            n_systems=sharded.n_systems,
-            kind=RowKind.LOCAL,
-        )
-        scatters = context.exchanges and rules.scatter is not ScatterMode.LOCAL
-        if scatters:
-            local = wrap(local)
-        if scatters or (context.is_distributed and rules.system_reductions):
-            system = wrap(system)
-        return LocalBatch(
+        domain = self.domain
+        batch = LocalBatch(
             positions=local,
             cell=cell,
             pbc=sharded.pbc,
             numbers=domain.numbers,
-            system=system,
+            system=domain.system,
             ids=domain.ids,
             n_owned=domain.plan.n_owned,
             neighbors=domain.neighbors,
             fields=domain.fields,
             requested=wanted,
+            parts=domain.parts,
         )
+        return self._run.forward(batch)
 
-    def _installed(self, sharded: ShardedBatch) -> AbstractContextManager[None]:
-        return self._adapters.installed(self._halo, self._halo_config, sharded.n_systems)
+    def _installed(self) -> AbstractContextManager[None]:
+        return self._adapters.installed(self._scope())
 
     def adapter_status(self) -> tuple[AdapterStatus, ...]:
         """Return the state of every adapter that the model's spec declares, with its plugin."""
         return self._adapters.status()
 
     def _context(self) -> DomainContext:
-        scatter = self.spec.dispatch_rules.scatter
-        return DomainContext(self.mesh.size > 1, self.mesh, self.domain.plan, self.config.strategy, scatter)
+        domain, scatter = self.domain, self.spec.dispatch_rules.scatter
+        scattered = self.mesh.size > 1
+        return DomainContext(
+            scattered, self.mesh, domain.plan, self.config.strategy, scatter, self._scope()
+        )
+
+    def _scope(self) -> RowScope:
+        return RowScope(self._halo, self._halo_config, self.spec, self.domain.cell.shape[0])
 
     def _rows(self, out: dict[str, torch.Tensor], names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Return per-row results on owned rows (collective where the spec says that they are shares)."""
@@ -528,15 +506,8 @@ class DistributedModel:
     ) -> torch.Tensor:
         """Return this rank's share of every system's energy, float64 (S,)."""
         if "node_energy" in rows:
-            return self._by_system(rows["node_energy"], sharded)
+            return results.by_system(rows["node_energy"], sharded.system, sharded.n_systems)
         return results.system_share("energy", out["energy"], self.spec, self.domain.plan)
-
-    def _by_system(self, node_energy: torch.Tensor, sharded: ShardedBatch) -> torch.Tensor:
-        """Sum energies of owned rows by system, in float64 (S,)."""
-        if sharded.n_systems == 1:
-            return node_energy.double().sum()[None]
-        zero = node_energy.new_zeros(sharded.n_systems, dtype=torch.float64)
-        return zero.index_add(0, sharded.system, node_energy.double())
 
     # -- reports -------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ Layer: runtime.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,15 @@ _FOLDED, _FRAC = "\0folded", "\0frac"
 
 
 @dataclass(frozen=True)
+class Reach:
+    """How far a model looks: its cutoff (Angstrom), its layers and the form of list that it takes."""
+
+    cutoff: float
+    layers: int
+    neighbor_form: str
+
+
+@dataclass(frozen=True)
 class Domain:
     """What stays fixed between two rebuilds.
 
@@ -65,6 +75,8 @@ class Domain:
         Raw positions at the rebuild.
     numbers, system, ids : Tensor, shape (n_local,), int64
     fields : dict of str to Tensor, each (n_local, *F)
+    parts : tuple of NeighborList
+        Where there are several reaches, the list of each.
     """
 
     version: int
@@ -80,24 +92,22 @@ class Domain:
     system: torch.Tensor
     ids: torch.Tensor
     fields: dict[str, torch.Tensor]
+    parts: tuple[NeighborList, ...] = ()
 
 
 class DomainBuilder:
-    """Builds domains for one model's cutoff and number of layers."""
+    """Builds domains for the reach of one model, or for those of several that share ghosts and edges."""
 
     def __init__(
-        self,
-        config: DomainConfig,
-        mesh: Mesh,
-        cutoff: float,
-        layers: int,
-        neighbor_form: str,
-        timer: PhaseTimer,
+        self, config: DomainConfig, mesh: Mesh, reaches: Sequence[Reach], timer: PhaseTimer
     ) -> None:
         self.config, self.mesh, self.timer = config, mesh, timer
-        self.list_cutoff = config.list_cutoff(cutoff)
-        self.width = config.width(cutoff, layers)
-        self._form = neighbor_form
+        self.list_cutoff = config.list_cutoff(max(reach.cutoff for reach in reaches))
+        needed = [config.width(reach.cutoff, reach.layers) for reach in reaches]
+        self.width = max(needed)
+        self._reaches = tuple(reaches)
+        # a half list serves both: the full one is derived from it
+        self._form = "half" if any(reach.neighbor_form == "half" for reach in reaches) else "full"
         self._partitioner: Partitioner | None = None
         self._shape = (0, 0)
         if config.grid_dims is not None:
@@ -157,6 +167,24 @@ class DomainBuilder:
             system=local["system"],
             ids=local["ids"],
             fields={field_name(name): local[name] for name in sharded.extra},
+            parts=self._parts(neighbors, local, box),
+        )
+
+    def _parts(self, neighbors: NeighborList, local: dict[str, torch.Tensor], box: Box) -> tuple[NeighborList, ...]:
+        """Return the list of each reach, out of the one that serves all; equal reaches share theirs."""
+        if len(self._reaches) == 1:
+            return ()
+        with self.timer.phase("neighbor_list", rare=True):
+            points = neighbors.extend(local[_FOLDED], box.cell, local["system"])
+            found: dict[tuple[float, str], NeighborList] = {}
+            for reach in self._reaches:
+                length = self.config.list_cutoff(reach.cutoff)
+                key = (length, reach.neighbor_form)
+                if key not in found:
+                    part = neighbors if length == self.list_cutoff else neighbors.within(points, length)
+                    found[key] = part if reach.neighbor_form == self._form else part.full()
+        return tuple(
+            found[self.config.list_cutoff(reach.cutoff), reach.neighbor_form] for reach in self._reaches
         )
 
     def _check_images(self, box: Box, sharded: ShardedBatch) -> None:

@@ -39,6 +39,8 @@ class ForceStrategy(StrEnum):
     """The framework, as the gradient of this rank's partial energy."""
     DIRECT = "direct"
     """The model, for owned atoms, together with its rank's partial virial."""
+    MIXED = "mixed"
+    """Both: to the gradient is added what the model gives itself, of energies without a graph (a composition)."""
 
 
 UNDECLARED = OutputSpec()

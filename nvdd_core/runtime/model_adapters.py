@@ -8,18 +8,19 @@ Layer: runtime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
-from nvdd_core.adapters import AdapterRegistry, AdapterStatus, OpAdapter, intercept_plain_calls
+from nvdd_core.adapters import Adapter, AdapterRegistry, AdapterStatus, OpAdapter, intercept_plain_calls
 from nvdd_core.comm import Mesh
 from nvdd_core.errors import SpecError
 from nvdd_core.plugins import default_manager
 from nvdd_core.runtime.mlip_spec import MLIPSpec
-from nvdd_core.runtime.model_api import Model
-from nvdd_core.tensor import ParticleHaloConfig, ParticleHaloMetadata, RowScope
+from nvdd_core.runtime.model_api import Model, members_of
+from nvdd_core.tensor import RowScope
 
 
 class ModelAdapters:
@@ -29,6 +30,7 @@ class ModelAdapters:
     ----------
     model : Model
         Its ``module``, or itself where it is a `torch.nn.Module`, is where per-instance adapters look for submodules.
+        Of a composition, each member's spec counts, and its adapters look into that member alone.
     spec : MLIPSpec
     mesh : Mesh
         On a mesh of one rank nothing is ever installed.
@@ -40,39 +42,47 @@ class ModelAdapters:
     """
 
     def __init__(self, model: Model, spec: MLIPSpec, mesh: Mesh) -> None:
-        declared = (*spec.distribution.custom_ops, *spec.distribution.third_party_helpers)
-        owner = owner_of(model) if declared else ""
-        self._active = bool(declared) and mesh.size > 1
-        self._ops = any(isinstance(adapter, OpAdapter) for adapter in declared)
-        self._spec = spec
-        root = root_module(model)
-        if self._active and root is not None:
+        runs = [(f"{m.name}/", m.model, m.model.distribution_spec(spec.strategy)) for m in members_of(model)]
+        self._several = mesh.size > 1
+        self._registries: list[AdapterRegistry] = []
+        self._ops = False
+        for prefix, owned, its in runs or [("", model, spec)]:
+            declared = (*its.distribution.custom_ops, *its.distribution.third_party_helpers)
+            if declared:
+                self._ops |= any(isinstance(adapter, OpAdapter) for adapter in declared)
+                self._registries.append(self._registry(prefix, owned, declared))
+
+    def _registry(self, prefix: str, model: Model, declared: Iterable[Any]) -> AdapterRegistry:
+        """Return the adapters of one model, named with `prefix`."""
+        owner, root = owner_of(model), root_module(model)
+        if self._several and root is not None:
             _refuse_compiled(root)
-        self._registry = AdapterRegistry((), owner=owner, root=root)
+        registry = AdapterRegistry((), owner=owner, root=root)
         for adapter in declared:
-            self._registry.add(adapter, plugin=owner)  # type: ignore[arg-type]  # checked there
+            named = isinstance(adapter, Adapter) and bool(prefix)
+            name = f"{prefix}{adapter.describe().name}" if named else None
+            registry.add(adapter, name=name, plugin=owner)  # which refuses what is no adapter
+        return registry
 
     @contextmanager
-    def installed(
-        self, meta: ParticleHaloMetadata | None, config: ParticleHaloConfig, n_systems: int
-    ) -> Iterator[None]:
+    def installed(self, rows: RowScope) -> Iterator[None]:
         """Install the adapters for the body and restore them whatever happens.
 
-        Ops are adapted for plain tensors, too, whose rows lie as `meta` says.
+        Ops are adapted for plain tensors, too, whose rows lie as `rows` says.
         """
-        if not self._active:
+        if not (self._several and self._registries):
             yield
             return
-        with self._registry:
-            if not self._ops:
-                yield
-                return
-            with intercept_plain_calls(RowScope(meta, config, self._spec, n_systems)):
-                yield
+        with ExitStack() as stack:
+            for registry in self._registries:
+                stack.enter_context(registry)
+            if self._ops:
+                stack.enter_context(intercept_plain_calls(rows))
+            yield
 
     def status(self) -> tuple[AdapterStatus, ...]:
-        """Return the state of every adapter, with its plugin."""
-        return self._registry.status()
+        """Return the state of every adapter, with its plugin; of a composition, named ``member/adapter``."""
+        return tuple(status for registry in self._registries for status in registry.status())
 
 
 def root_module(model: object) -> torch.nn.Module | None:

@@ -5,6 +5,7 @@ Layer: runtime.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -77,3 +78,20 @@ class Model(Protocol):
             ``Reduce.ALL_REDUCE``. Either way ``node_virial`` (n_owned, 3, 3) and outputs of the model's own where
             they are asked for.
         """
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of a composition: what it is called there, and the factor of its energy."""
+
+    name: str
+    model: Model
+    weight: float = 1.0
+
+
+def members_of(model: object) -> tuple[Member, ...]:
+    """Return the members of a composition, and of any other model none."""
+    found = getattr(model, "members", ())
+    if not isinstance(found, tuple) or not all(isinstance(member, Member) for member in found):
+        return ()
+    return found

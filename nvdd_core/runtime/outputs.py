@@ -118,8 +118,8 @@ def expected(wanted: frozenset[str], spec: MLIPSpec, given: Iterable[str]) -> se
     if spec.force_strategy is ForceStrategy.AUTOGRAD:
         return names | rows
     stress = {"virial"} if "stress" in wanted else set()
-    energy = rows if wanted & {"energy", "node_energy"} else set()
-    return {*names, *(wanted & {"forces"}), *stress, *energy}
+    needs_energy = spec.force_strategy is ForceStrategy.MIXED or wanted & {"energy", "node_energy"}
+    return {*names, *(wanted & {"forces"}), *stress, *(rows if needs_energy else set())}
 
 
 def results_of(out: object, wanted: frozenset[str], spec: MLIPSpec) -> dict[str, torch.Tensor]:
@@ -253,13 +253,21 @@ def combine(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> t
     return value
 
 
-def system_share(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan) -> torch.Tensor:
+def by_system(rows: torch.Tensor, system: torch.Tensor, n_systems: int) -> torch.Tensor:
+    """Sum owned rows by system, in float64 (S,)."""
+    if n_systems == 1:
+        return rows.double().sum()[None]
+    return rows.new_zeros(n_systems, dtype=torch.float64).index_add(0, system, rows.double())
+
+
+def system_share(name: str, value: torch.Tensor, spec: MLIPSpec, plan: HaloPlan | None) -> torch.Tensor:
     """Return this rank's share (S, ...), float64, of what the model gave per system.
 
     A value that is complete on every rank counts once, on rank 0. Of an energy, the sums over ranks inside the model,
     whose adjoints are sums over ranks too, then give every rank its derivative.
     """
     value = value.double()
-    if spec.output(name).combined is Reduce.OWNED_ONLY and plan.mesh.rank > 0:
+    whole = spec.output(name).combined is Reduce.OWNED_ONLY
+    if whole and plan is not None and plan.mesh.rank > 0:
         return value * 0.0
     return value

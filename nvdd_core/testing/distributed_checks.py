@@ -175,10 +175,10 @@ def assert_gradient_parity(
     kinds = [
         kind
         for kind in _strategies(source, strategy)
-        if loaded.distribution_spec(kind).force_strategy is not ForceStrategy.DIRECT
+        if loaded.distribution_spec(kind).force_strategy is ForceStrategy.AUTOGRAD
     ]
     if not kinds:
-        raise NotApplicable("the model computes forces itself (ForceStrategy.DIRECT), without a graph")
+        raise NotApplicable("the model computes forces itself (ForceStrategy.DIRECT or MIXED), without a graph")
     jobs = [Job("the structure", atoms, DomainConfig(strategy=kind)) for kind in kinds]
     terms, expected = _reference_gradients(source, jobs)
     for n_ranks in _several(ranks):

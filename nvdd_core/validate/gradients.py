@@ -42,7 +42,7 @@ def gradients(
 
     The domain must be current; positions in `sharded` are replaced by ones that require a gradient.
     """
-    if evaluator.spec.force_strategy is ForceStrategy.DIRECT:
+    if evaluator.spec.force_strategy is not ForceStrategy.AUTOGRAD:
         return dict.fromkeys(wanted)
     positions = sharded.positions.detach().clone().requires_grad_(True)
     sharded.rows["positions"] = positions
