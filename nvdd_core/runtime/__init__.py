@@ -31,6 +31,7 @@ from nvdd_core.runtime.mlip_spec import (
 )
 from nvdd_core.runtime.model_api import Model
 from nvdd_core.runtime.outputs import OUTPUTS, Outputs
+from nvdd_core.runtime.pipeline import DistributedPipelineModel, PipelineModel
 from nvdd_core.runtime.refresh import neighbor_refresh_adapters
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.timer import PHASES, PhaseTimer
@@ -45,6 +46,7 @@ __all__ = [
     "Batch",
     "DistributedManager",
     "DistributedModel",
+    "DistributedPipelineModel",
     "DomainConfig",
     "DomainContext",
     "ForceStrategy",
@@ -53,6 +55,7 @@ __all__ = [
     "Model",
     "Outputs",
     "PhaseTimer",
+    "PipelineModel",
     "Scope",
     "ShardedBatch",
     "WorkerPool",

@@ -134,13 +134,14 @@ def results_of(out: object, wanted: frozenset[str], spec: MLIPSpec) -> dict[str,
         raise PluginValidationError(
             f"the model's forward gave {type(out).__name__}; expected a dictionary of tensors"
         )
-    missing = expected(wanted, spec, out) - out.keys()
+    needed = expected(wanted, spec, out)
+    missing = needed - out.keys()
     if missing:
         raise PluginValidationError(
             f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(map(str, out))}"
         )
     found: dict[str, torch.Tensor] = {}
-    for name in (wanted | {"node_energy"} | ({"virial"} if "stress" in wanted else set())) & out.keys():
+    for name in (wanted | needed | {"node_energy"} | ({"virial"} if "stress" in wanted else set())) & out.keys():
         value = out[name]
         if not isinstance(value, torch.Tensor):
             raise PluginValidationError(

@@ -1,0 +1,464 @@
+"""Models put together: a weighted sum of energies over one halo and one neighbour list.
+
+Key objects: `PipelineModel`, which is a model like any other, and `DistributedPipelineModel`. Members run in order on
+the same local rows, each by its own spec and on the edges of its own cutoff. A member may give a quantity of each row,
+such as a charge, that later members read as a field of the batch; it is exchanged once, and what they make of it
+is differentiated through it.
+
+Members whose forces are the gradient of their energy share one gradient; what members that compute forces themselves
+give is added to it.
+
+Invariant: a composition gives what its members give alone, summed, to rounding.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nvdd_core.comm import Mesh
+from nvdd_core.errors import InputError, NvddError, SpecError
+from nvdd_core.plugins.known import suggestion
+from nvdd_core.runtime import outputs as results
+from nvdd_core.runtime.batch import LocalBatch
+from nvdd_core.runtime.config import DomainConfig
+from nvdd_core.runtime.context import DomainContext, current_dd_context
+from nvdd_core.runtime.distributed_model import DistributedModel
+from nvdd_core.runtime.mlip_spec import SPEC_MPNN_HALO, ForceStrategy, MLIPSpec
+from nvdd_core.runtime.model_adapters import root_module
+from nvdd_core.runtime.model_api import Member, Model, members_of
+from nvdd_core.runtime.spec_run import SpecRun, served
+from nvdd_core.spec import (
+    GatherMode,
+    HaloStorage,
+    OutputKind,
+    OutputSpec,
+    Reduce,
+    ScatterMode,
+    StrategyKind,
+)
+from nvdd_core.tensor.exchanges import exchanged
+
+CHARGES = "charges"
+"""What is handed on without being asked for: an output of this name becomes the field of this name."""
+
+_ROW = OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY)
+_OUTPUTS = {**SPEC_MPNN_HALO.outputs, "node_virial": _ROW}
+# Members wrap their rows themselves, each by its own spec.
+_STORAGE = HaloStorage(scatter=ScatterMode.LOCAL, gather=GatherMode.LOCAL)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """An output of one member that others, after it, read as a field; members by their places."""
+
+    source: int
+    output: str
+    field: str
+    readers: frozenset[int]
+
+
+class PipelineModel:
+    """Several models as one: energies add up.
+
+    Parameters
+    ----------
+    members : mapping of str to Model, or sequence of Model
+        In the order in which they run. A sequence's members are called by their classes.
+    weights : mapping of str to float, or sequence of float, optional
+        Factors of the members' energies, and so of their forces and stress; default 1.
+    wires : mapping of str to str, optional
+        What a member gives for each row to what later members read: ``{"charges": "charges"}`` is output to field.
+        ``"member/output"`` and ``"member/field"`` name one member where several could be meant. Default: an output
+        called ``charges`` becomes the field ``charges``, where just one member before the last has it.
+
+    Raises
+    ------
+    InputError
+        When members don't fit together: other precision, other device, no such name.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[str, Model] | Sequence[Model],
+        *,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        wires: Mapping[str, str] | None = None,
+    ) -> None:
+        named = dict(members) if isinstance(members, Mapping) else _named(members)
+        factors = _factors(tuple(named), weights)
+        self.members = tuple(Member(name, model, factors[name]) for name, model in named.items())
+        _check_alike(self.members)
+        self._extras = _extra_names(self.members)
+        self.wires = _wires(self.members, wires)
+        self._runs: dict[StrategyKind, tuple[SpecRun, ...]] = {}
+
+    # -- the model contract ---------------------------------------------------------------------------------
+
+    @property
+    def cutoff(self) -> float:
+        """The widest, Angstrom."""
+        return max(float(member.model.cutoff) for member in self.members)
+
+    @property
+    def layers(self) -> int:
+        """The most."""
+        return max(member.model.layers for member in self.members)
+
+    @property
+    def neighbor_form(self) -> str:
+        """A half list where a member takes one: the full one is derived from it."""
+        return "half" if any(m.model.neighbor_form == "half" for m in self.members) else "full"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all members."""
+        return self.members[0].model.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of all members."""
+        return torch.device(self.members[0].model.device)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """What all members give, and what each gives of its own; ``member/name`` where names clash."""
+        shared = frozenset.intersection(*(frozenset(member.model.outputs) for member in self.members))
+        return (shared & frozenset(results.OUTPUTS)) | self._extras.keys()
+
+    @property
+    def module(self) -> torch.nn.ModuleDict:
+        """The torch modules of the members that have one."""
+        roots = {member.name: root_module(member.model) for member in self.members}
+        return torch.nn.ModuleDict(
+            {name.replace(".", "_"): root for name, root in roots.items() if root is not None}
+        )
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        """Return the members' specs, composed by ``|``.
+
+        Scatter modes are left to the members, each of which runs by its own.
+
+        Raises
+        ------
+        SpecError
+            Naming the member that can't be run so.
+        """
+        specs = [run.spec for run in self._runs_for(strategy)]
+        merged = functools.reduce(operator.or_, specs)
+        forces = {spec.force_strategy for spec in specs}
+        extras = {public: specs[i].output(own) for public, (i, own) in self._extras.items()}
+        return merged.replace(
+            distribution=merged.distribution.replace(storage=_STORAGE, system_reductions=False),
+            outputs={**_OUTPUTS, **extras},
+            force_strategy=forces.pop() if len(forces) == 1 else ForceStrategy.MIXED,
+            compile_policy=merged.compile_policy.replace(
+                supported=all(spec.compile_policy.supported for spec in specs)
+            ),
+        )
+
+    def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
+        """Raise InputError for the first member that lacks an element."""
+        for member in self.members:
+            member.model.check(numbers, ids)
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        """Evaluate every member and add up what they give; see `Model.forward`."""
+        context = current_dd_context()
+        runs = self._runs_for(context.strategy)
+        lists = batch.parts or (batch.neighbors,) * len(runs)  # without a list of its own it masks by distance
+        fields: list[dict[str, torch.Tensor]] = [dict(batch.fields) for _ in runs]
+        sums = _Sums(batch, context)
+        for i, (member, run, neighbors) in enumerate(zip(self.members, runs, lists, strict=True)):
+            asked = self._asked(i, batch.requested)
+            mine = replace(batch, neighbors=neighbors, parts=(), fields=fields[i], requested=asked)
+            with _told_by(member):
+                found = _evaluated(run, mine)
+                if run.spec.force_strategy is ForceStrategy.AUTOGRAD:
+                    _refuse_detached(found, mine, context)
+            sums.add(found, run.spec, member.weight)
+            for public, (source, own) in self._extras.items():
+                if source == i and public in batch.requested:
+                    sums.extra[public] = found[own]
+            for wire in self.wires:
+                if wire.source == i:
+                    rows = _local_rows(_owned(wire.output, found[wire.output], run.spec, batch, context), context)
+                    for reader in wire.readers:
+                        fields[reader][wire.field] = rows
+        return sums.named()
+
+    __call__ = forward
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to runs of this process."""
+        return {**self.__dict__, "_runs": {}}
+
+    # -- parts ----------------------------------------------------------------------------------------------
+
+    def _runs_for(self, strategy: StrategyKind) -> tuple[SpecRun, ...]:
+        if strategy not in self._runs:
+            self._runs[strategy] = tuple(self._run(member, strategy) for member in self.members)
+            self._check_wires(self._runs[strategy])
+        return self._runs[strategy]
+
+    def _run(self, member: Member, strategy: StrategyKind) -> SpecRun:
+        with _told_by(member):
+            return SpecRun(member.model, served(member.model.distribution_spec(strategy), strategy))
+
+    def _check_wires(self, runs: Sequence[SpecRun]) -> None:
+        """Refuse what would lose a derivative."""
+        for wire in self.wires:
+            source, spec = self.members[wire.source], runs[wire.source].spec
+            if spec.output(wire.output).kind is not OutputKind.PER_NODE:
+                raise SpecError(
+                    f"member '{source.name}' declares its output '{wire.output}' as "
+                    f"{spec.output(wire.output).kind.value}: only what is declared per_node can be handed on"
+                )
+            for name, run in [(source.name, runs[wire.source])] + [
+                (self.members[i].name, runs[i]) for i in sorted(wire.readers)
+            ]:
+                if run.spec.force_strategy is not ForceStrategy.AUTOGRAD:
+                    raise SpecError(
+                        f"member '{name}' computes forces itself, so the forces would lack what '{wire.output}' of "
+                        f"'{source.name}' adds to them through '{wire.field}'; leave the wire out, or use a member "
+                        "whose forces are the gradient of its energy"
+                    )
+
+    def _asked(self, i: int, requested: frozenset[str]) -> frozenset[str]:
+        """Return what member `i` has to give."""
+        own = {own for public, (source, own) in self._extras.items() if source == i and public in requested}
+        wired = {wire.output for wire in self.wires if wire.source == i}
+        return (requested & frozenset(results.OUTPUTS)) | own | wired
+
+
+class DistributedPipelineModel(DistributedModel):
+    """A composition, evaluated over the ranks of a mesh; see `PipelineModel` and `DistributedModel`."""
+
+    def __init__(
+        self,
+        members: Mapping[str, Model] | Sequence[Model],
+        config: DomainConfig | None = None,
+        mesh: Mesh | None = None,
+        *,
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        wires: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(PipelineModel(members, weights=weights, wires=wires), config, mesh)
+
+
+class _Sums:
+    """Weighted sums of the members' results, in float64 on owned rows."""
+
+    def __init__(self, batch: LocalBatch, context: DomainContext) -> None:
+        self._batch, self._context = batch, context
+        self._rows: dict[str, torch.Tensor] = {}
+        self._whole: dict[str, torch.Tensor] = {}
+        self.extra: dict[str, torch.Tensor] = {}
+
+    def add(self, found: Mapping[str, torch.Tensor], spec: MLIPSpec, weight: float) -> None:
+        """Add one member's results."""
+        batch, plan = self._batch, self._context.plan
+        direct = spec.force_strategy is not ForceStrategy.AUTOGRAD
+        for name in ("node_energy", "node_virial", *(("forces",) if direct else ())):
+            if name in found:
+                rows = weight * _owned(name, found[name], spec, batch, self._context).double()
+                self._rows[name] = self._rows[name] + rows if name in self._rows else rows
+        if "energy" in found and "node_energy" not in found:
+            self._add_whole("energy", weight * results.system_share("energy", found["energy"], spec, plan))
+        if direct and "virial" in found:
+            self._add_whole("virial", weight * results.system_share("stress", found["virial"], spec, plan))
+
+    def _add_whole(self, name: str, share: torch.Tensor) -> None:
+        self._whole[name] = self._whole[name] + share if name in self._whole else share
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Return everything by name: energies of rows where every member gave some, else of systems."""
+        batch = self._batch
+        energy = "energy" if "energy" in self._whole else "node_energy"
+        if energy == "energy" and "node_energy" in self._rows:
+            system = batch.system[: batch.n_owned]
+            share = results.by_system(self._rows.pop("node_energy"), system, batch.n_systems)
+            self._add_whole("energy", share)
+        named = {**self._rows, **self._whole, **self.extra}
+        if energy in named and torch.is_grad_enabled():
+            # members without a neighbour on this rank may have constants, which their own check has allowed
+            named[energy] = named[energy] + batch.positions.reshape(-1)[:0].sum()
+        return named
+
+
+def _evaluated(run: SpecRun, batch: LocalBatch) -> dict[str, torch.Tensor]:
+    """Run a member; one that computes forces itself sees rows without a graph, as it would alone."""
+    if run.spec.force_strategy is ForceStrategy.AUTOGRAD:
+        return run.forward(batch)
+    with torch.no_grad():
+        return run.forward(replace(batch, positions=batch.positions.detach(), cell=batch.cell.detach()))
+
+
+def _refuse_detached(found: Mapping[str, torch.Tensor], batch: LocalBatch, context: DomainContext) -> None:
+    """Refuse a member's energy without a graph, whose derivative would be taken for zero; of charges alone it is."""
+    energy = found["node_energy"] if "node_energy" in found else found["energy"]
+    derived = batch.positions.requires_grad and torch.is_grad_enabled()
+    if derived and not energy.requires_grad and bool(energy.any()):
+        results.refuse_detached(0 if context.mesh is None else context.mesh.rank, batch.neighbors.n_edges)
+
+
+def _owned(
+    name: str, value: torch.Tensor, spec: MLIPSpec, batch: LocalBatch, context: DomainContext
+) -> torch.Tensor:
+    """Return owned rows of a member's result (collective where they are shares)."""
+    if context.plan is None:
+        return value[: batch.n_owned]
+    return results.owned_rows(name, value, spec, context.plan)
+
+
+def _local_rows(owned: torch.Tensor, context: DomainContext) -> torch.Tensor:
+    """Give ghosts their owners' values, under a wide halo, too: its outer ghosts lack neighbours (collective)."""
+    return owned if context.plan is None else exchanged(context.plan.forward, owned)
+
+
+@contextmanager
+def _told_by(member: Member) -> Iterator[None]:
+    """Name the member in the errors of nvdd that come out of the body."""
+    try:
+        yield
+    except NvddError as exc:
+        raise type(exc)(f"member '{member.name}': {exc}") from exc
+
+
+# -- how members fit together --------------------------------------------------------------------------------
+
+
+def _named(members: Sequence[Model]) -> dict[str, Model]:
+    named: dict[str, Model] = {}
+    for model in members:
+        name = kind = type(model).__name__
+        count = 1
+        while name in named:
+            count += 1
+            name = f"{kind}{count}"
+        named[name] = model
+    return named
+
+
+def _factors(
+    names: tuple[str, ...], weights: Mapping[str, float] | Sequence[float] | None
+) -> dict[str, float]:
+    """Return a factor for each member."""
+    given: Mapping[str, float]
+    if weights is None:
+        given = {}
+    elif isinstance(weights, Mapping):
+        given = weights
+    elif len(weights) == len(names):
+        given = dict(zip(names, weights, strict=True))
+    else:
+        raise InputError(f"{len(weights)} weights for {len(names)} members ({', '.join(names)}): give one for each")
+    for name, factor in given.items():
+        _known(name, names)
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
+            raise InputError(f"the weight of '{name}' is {factor!r}: expected a finite number")
+    return {name: float(given.get(name, 1.0)) for name in names}
+
+
+def _known(name: str, names: Sequence[str]) -> int:
+    """Return the place of a member; raises InputError with near names."""
+    if name not in names:
+        raise InputError(
+            f"a composition has no member '{name}'{suggestion(name, names)}; its members: {', '.join(names)}"
+        )
+    return list(names).index(name)
+
+
+def _check_alike(members: Sequence[Member]) -> None:
+    if not members:
+        raise InputError("a composition has no members: give at least one model")
+    first = members[0]
+    for member in members:
+        if "/" in member.name or not member.name:
+            raise InputError(f"a member is called {member.name!r}: expected a name without a slash")
+        if members_of(member.model):
+            raise InputError(f"member '{member.name}' is a composition itself: put all members into one")
+        if member.model.dtype != first.model.dtype:
+            raise InputError(
+                f"member '{first.name}' computes in {first.model.dtype}, '{member.name}' in {member.model.dtype}; "
+                "load all members with one dtype"
+            )
+        one, other = torch.device(first.model.device), torch.device(member.model.device)
+        if one.type != other.type or (one.index or 0) != (other.index or 0):
+            raise InputError(
+                f"member '{first.name}' is on {one}, '{member.name}' on {other}; load all members on one device"
+            )
+        if "energy" not in member.model.outputs:
+            gives = ", ".join(sorted(member.model.outputs)) or "nothing"
+            raise InputError(f"member '{member.name}' gives no energy to add up; it gives: {gives}")
+
+
+def _extra_names(members: Sequence[Member]) -> dict[str, tuple[int, str]]:
+    """Return the members' own outputs by the names that they have here: place of the member, name there."""
+    own = [sorted(set(member.model.outputs) - set(results.OUTPUTS)) for member in members]
+    times = Counter(name for names in own for name in names)
+    return {
+        name if times[name] == 1 else f"{members[i].name}/{name}": (i, name)
+        for i, names in enumerate(own)
+        for name in names
+    }
+
+
+def _wires(members: Sequence[Member], wires: Mapping[str, str] | None) -> tuple[Wire, ...]:
+    """Return the wires that are asked for, or those that go without saying."""
+    if wires is None:
+        givers = [i for i, member in enumerate(members) if CHARGES in member.model.outputs]
+        if len(givers) != 1 or givers[0] == len(members) - 1:
+            return ()
+        wires = {CHARGES: CHARGES}
+    found: list[Wire] = []
+    for output, field in wires.items():
+        wire = _wire(members, output, field)
+        for other in found:
+            if other.field == wire.field and other.readers & wire.readers:
+                raise InputError(f"wires: two outputs feed the field '{wire.field}' of one member; name one reader each")
+        found.append(wire)
+    return tuple(found)
+
+
+def _wire(members: Sequence[Member], output: str, field: str) -> Wire:
+    names = [member.name for member in members]
+    source_name, slash, own = output.rpartition("/")
+    if slash:
+        sources = [_known(source_name, names)]
+    else:
+        sources = [i for i, member in enumerate(members) if own in member.model.outputs]
+    if len(sources) > 1:
+        givers = " and ".join(f"'{names[i]}'" for i in sources)
+        raise InputError(f"wires: {givers} give '{own}'; write '{names[sources[0]]}/{own}' for the first one's")
+    if not sources or own not in members[sources[0]].model.outputs or own in results.OUTPUTS:
+        raise InputError(f"wires: no member has an output '{output}' of its own; the members: {', '.join(names)}")
+    reader_name, slash, bare = field.rpartition("/")
+    later = range(sources[0] + 1, len(members))
+    # a member that computes forces itself can't say how they depend on a field, so it reads none unless it is named
+    readers = [_known(reader_name, names)] if slash else [i for i in later if not _is_direct(members[i])]
+    if not readers or min(readers) <= sources[0]:
+        raise InputError(
+            f"wires: '{output}' feeds nobody: after '{names[sources[0]]}' there is no member to read '{field}'; members "
+            f"run in the order {', '.join(names)}"
+        )
+    return Wire(sources[0], own, bare, frozenset(readers))
+
+
+def _is_direct(member: Member) -> bool:
+    """Tell whether a member computes forces itself, under the first strategy that it serves."""
+    for strategy in StrategyKind:
+        try:
+            return member.model.distribution_spec(strategy).force_strategy is not ForceStrategy.AUTOGRAD
+        except NvddError:
+            continue
+    return False
