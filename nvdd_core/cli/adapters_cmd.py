@@ -21,6 +21,7 @@ from nvdd_core.cli.plugins_cmd import emit, ending, json_flag, listing
 from nvdd_core.environment import child_environment, interpreter_command, search_path
 from nvdd_core.errors import AdapterError, InputError, PluginUnusableError
 from nvdd_core.plugins import PluginManager, PluginStatus, report
+from nvdd_core.plugins.composition import read_model, shared_out
 from nvdd_core.plugins.options import parse_options
 
 _TIMEOUT_S: Final = 300.0
@@ -31,7 +32,9 @@ _FINISHED: Final = "finished"
 @click.option("--plugin", metavar="NAME", help="Only those of this plugin.")
 @click.option("--model", metavar="NAME", help="Only those of the plugin that provides this model.")
 @click.option(
-    "--live", metavar="MODEL", help="Install and restore the adapters of this model in a scratch process."
+    "--live",
+    metavar="MODEL",
+    help="Install and restore the adapters of this model, or of each of NAME+NAME, in a scratch process.",
 )
 @click.option(
     "--option",
@@ -77,7 +80,9 @@ def _chosen(manager: PluginManager, plugin: str | None, model: str | None) -> se
     if plugin is not None:
         manager.named(plugin)  # raises, with near names
         return {plugin}
-    return None if model is None else _providers(manager, model)
+    if model is None:
+        return None
+    return set().union(*(_providers(manager, term.model) for term in read_model(model)))
 
 
 def _providers(manager: PluginManager, model: str) -> set[str]:
@@ -94,12 +99,17 @@ def _providers(manager: PluginManager, model: str) -> set[str]:
 
 def _tried(manager: PluginManager, model: str, options: Mapping[str, Any]) -> report.Json:
     """Try a model's adapters and return the document with what became of them."""
-    plugin = manager.provided_model(model).plugin  # raises unless it can be used
-    document = report.adapters_document(manager, {plugin})
-    scratch = Scratch(model, options)
-    scratch.run()
-    document["adapters"] = scratch.rows
-    document["notes"] += scratch.notes
+    terms = read_model(model)
+    plugins = {manager.provided_model(term.model).plugin for term in terms}  # raises unless they can be used
+    document = report.adapters_document(manager, plugins)
+    loaders = {term.name: manager.loader(term.model) for term in terms} if len(terms) > 1 and options else {}
+    own = shared_out(terms, options, loaders)
+    document["adapters"] = []
+    for term in terms:  # each by itself, as it runs: its hooks look into its own module
+        scratch = Scratch(term.model, own[term.name])
+        scratch.run()
+        document["adapters"] += scratch.rows
+        document["notes"] += scratch.notes
     return document
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 import torch
 
 from nvdd_core.cli.config import EvaluateJob
-from nvdd_core.cli.session import Session, describe, group, prepare, read_systems
+from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems
 from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.dynamics import RowBlock, iter_row_blocks, replace_file
 from nvdd_core.errors import InputError
@@ -119,6 +119,7 @@ def report_head(job: EvaluateJob, session: Session, outputs: Outputs, shown: lis
         "ranks": ranks,
         "model": job.model,
         "cutoff": session.model.model.cutoff,
+        **members_report(session.model),
         "plugins": session.plugins,
         "units": UNITS,
     }
@@ -163,6 +164,10 @@ def table(job: EvaluateJob, session: Session, head: dict[str, Any], largest_forc
     lines = [
         f"structure  {job.structure} (system: {which})",
         f"model      {describe(job, session)}",
+        *(
+            f"member     {member['name']}: weight {member['weight']:g}, cutoff {member['cutoff']:.6g} A"
+            for member in head.get("members", ())
+        ),
         f"atoms      {head['n_atoms']}",
         f"edges      {head['n_edges']} (directed)",
         f"max |F|    {largest_force:.9g} eV/Angstrom",

@@ -21,19 +21,23 @@ from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.composition import read_model
 from nvdd_core.plugins.options import parse_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MODEL_FLAGS = (
     click.option(
-        "--model", metavar="NAME", help="Model that an installed plugin declares (see `nvdd models`)."
+        "--model",
+        metavar="NAME",
+        help="Model that an installed plugin declares (see `nvdd models`), or several: NAME+NAME, NAME+0.5*NAME.",
     ),
     click.option(
         "--option",
         multiple=True,
         metavar="KEY=VALUE",
-        help="Option of the model; repeat for more. VALUE is read as TOML where it is that, else as text.",
+        help="Option of the model; repeat for more. VALUE is read as TOML where it is that, else as text. "
+        "NAME.KEY=VALUE is for one of several models.",
     ),
     click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the model.  [default: float64]"),
     click.option(
@@ -98,7 +102,8 @@ def check_inputs(job: JobConfig) -> None:
         return
     require_file(*job.inputs())
     with stdout_kept():  # a plugin may print while it is imported
-        default_manager().model(job.model)
+        for term in read_model(job.model):
+            default_manager().model(term.model)
 
 
 def require_file(path: Path, what: str) -> None:

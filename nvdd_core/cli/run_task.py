@@ -22,7 +22,7 @@ from nvdd_core.cli import output
 from nvdd_core.cli.config import RunJob
 from nvdd_core.cli.flags import require_file
 from nvdd_core.cli.progress import ProgressHook
-from nvdd_core.cli.session import Session, describe, group, prepare, read_systems
+from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems
 from nvdd_core.comm import CommTally, Mesh, agreed
 from nvdd_core.dynamics import (
     Checkpoint,
@@ -223,6 +223,7 @@ def finish(job: RunJob, session: Session, folder: Path, reports: Sequence[RankRe
         **job.model_dump(mode="json", exclude={"overwrite", "output"}),
         "structure": str(job.structure.resolve()),
         "cutoff": session.model.model.cutoff,
+        **members_report(session.model),
         "device": session.mesh.device.type,
         "plugins": session.plugins,
         "versions": {"nvdd-core": nvdd_core.__version__, "torch": torch.__version__},

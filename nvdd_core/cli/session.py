@@ -9,14 +9,13 @@ Layer: cli.
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import torch
 
@@ -26,15 +25,17 @@ from nvdd_core.comm import Mesh, agreed, group_scope
 from nvdd_core.errors import DistributedError, InputError
 from nvdd_core.partition import segment_bounds
 from nvdd_core.plugins import check_agreement, default_manager
+from nvdd_core.plugins.composition import options_of, read_model
 from nvdd_core.plugins.foreign import wanted_end
 from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
+from nvdd_core.runtime.model_api import members_of
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.structures import constraint_names, read_structures
 from nvdd_core.spec import StrategyKind
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
 _COARSE_A = 1e-4  # a vibration of a bond is some hundred times that
-_NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Session:
     sharded : ShardedBatch
         This rank's rows.
     plugins : dict of str to str
-        The plugin that provides the model, and its version.
+        The plugins that provide the model or its members, and their versions.
     """
 
     mesh: Mesh
@@ -102,6 +103,15 @@ def describe(job: JobConfig, session: Session) -> str:
     )
 
 
+def members_report(model: DistributedModel) -> dict[str, Any]:
+    """Return what a report says of a composition's members; of any other model nothing."""
+    members = [
+        {"name": member.name, "weight": member.weight, "cutoff": member.model.cutoff}
+        for member in members_of(model.model)
+    ]
+    return {"members": members} if members else {}
+
+
 def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float = 0.0) -> Session:
     """Load the model, read the systems and spread them (collective).
 
@@ -151,7 +161,7 @@ def strategy_kind(name: str) -> StrategyKind:
 
 
 def agreed_plugins(mesh: Mesh, model: str) -> dict[str, str]:
-    """Compare the plugins of all ranks; return the one that provides `model` and its version (collective).
+    """Compare the plugins of all ranks; return those that provide `model` and their versions (collective).
 
     Raises
     ------
@@ -160,9 +170,9 @@ def agreed_plugins(mesh: Mesh, model: str) -> dict[str, str]:
     """
     manager = default_manager()
     with agreed(mesh):
-        owner = manager.provided_model(model).plugin
-    check_agreement(mesh.all_gather_objects(manager.fingerprint([owner])))
-    return {record.name: record.entry.version for record in manager.named(owner)}
+        owners = {manager.provided_model(term.model).plugin: None for term in read_model(model)}
+    check_agreement(mesh.all_gather_objects(manager.fingerprint(owners)))
+    return {record.name: record.entry.version for owner in owners for record in manager.named(owner)}
 
 
 def load_model(job: JobConfig, device: torch.device) -> Model:
@@ -173,31 +183,35 @@ def load_model(job: JobConfig, device: torch.device) -> Model:
     InputError
         When no usable plugin has it, or it has no such option.
     """
-    loader = default_manager().loader(job.model)
-    _check_options(job, loader)
-    return cast(Model, loader(dtype=_DTYPES[job.dtype], device=device, **job.option))
+    source = ModelSource(job.model, job.option)
+    for term, member in source.parts():
+        _check_options(term.model, member.options, member.loader())
+    return source.load(_DTYPES[job.dtype], device)
 
 
-def _check_options(job: JobConfig, loader: Callable[..., object]) -> None:
+def _check_options(model: str, options: Mapping[str, Any], loader: Callable[..., object]) -> None:
+    """Refuse options that the loader of `model` does not take, and the lack of those that it needs.
+
+    Raises
+    ------
+    InputError
+    """
     for name in ("dtype", "device"):
-        if name in job.option:
+        if name in options:
             raise InputError(f"'{name}' is no option of a model; give --{name}")
-    try:
-        parameters = inspect.signature(loader).parameters.values()
-    except (TypeError, ValueError):  # a loader without a readable signature checks for itself
+    found = options_of(loader)
+    if found is None:  # it checks for itself
         return
-    named = [p for p in parameters if p.kind in _NAMED and p.name not in {"dtype", "device"}]
-    known = [p.name for p in named]
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    unknown = [] if open_ended else [name for name in job.option if name not in known]
+    named, open_ended = found
+    unknown = [] if open_ended else [name for name in options if name not in named]
     if unknown:
         raise InputError(
-            f"model '{job.model}' has no option '{unknown[0]}'{suggestion(unknown[0], known)}; its options: "
-            f"{', '.join(known) or 'none'}"
+            f"model '{model}' has no option '{unknown[0]}'{suggestion(unknown[0], named)}; its options: "
+            f"{', '.join(named) or 'none'}"
         )
-    missing = [p.name for p in named if p.default is p.empty and p.name not in job.option]
+    missing = [name for name, required in named.items() if required and name not in options]
     if missing:
-        raise InputError(f"model '{job.model}' needs the option '{missing[0]}'")
+        raise InputError(f"model '{model}' needs the option '{missing[0]}'")
 
 
 def read_systems(path: Path, index: str, *, dynamics: bool = False) -> Batch:

@@ -19,6 +19,7 @@ from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.environment import found_group
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.composition import is_composition, read_model
 from nvdd_core.plugins.options import parse_options
 
 TASK = "nvdd_core.cli.validate_task:main"
@@ -76,7 +77,8 @@ class ValidateJob:
 def validate(ctx: click.Context, /, option: tuple[str, ...], **flags: Any) -> None:
     """Compare MODEL on several ranks with one process, and say what is wrong.
 
-    MODEL is the name of an installed model, or package.module:factory or path/file.py:factory. Of STRUCTURE, a file
+    MODEL is the name of an installed model, or package.module:factory or path/file.py:factory, or several of the
+    first two as NAME+NAME or NAME+0.5*NAME. Of STRUCTURE, a file
     that ASE can read, the last system is taken; it should be a few cutoffs longer in one direction than there are
     ranks. Every output and its derivative are compared, and the first operation that differs is named. Exits with 0
     where the model agrees with its spec as given, else with 1, also where a spec that works was found.
@@ -94,9 +96,14 @@ def _check(job: ValidateJob) -> None:
         require_file(job.spec, "spec file")
     if job.save is not None:
         _check_save(job.save)
-    if ":" not in job.model:
-        with stdout_kept():  # a plugin may print while it is imported
-            default_manager().model(job.model)
+    if job.spec is not None and is_composition(job.model):
+        raise InputError(
+            "--spec: a composition runs each member by the member's own spec; validate members alone"
+        )
+    for term in read_model(job.model):
+        if ":" not in term.model:
+            with stdout_kept():  # a plugin may print while it is imported
+                default_manager().model(term.model)
 
 
 def _check_save(path: Path) -> None:

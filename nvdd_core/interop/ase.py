@@ -27,6 +27,7 @@ from nvdd_core.errors import InputError
 from nvdd_core.interop.crew import Crew, Results, Settings
 from nvdd_core.interop.snapshot import Snapshot
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.composition import is_composition
 from nvdd_core.plugins.options import placed_options
 from nvdd_core.runtime import DomainConfig, Model
 from nvdd_core.runtime.source import ModelSource
@@ -51,7 +52,7 @@ class DomainCalculator(Calculator):
     ----------
     model : str or callable
         An installed model, ``"package.module:factory"``, ``"path/file.py:factory"``, or a callable that can be
-        imported. It is called with ``dtype``, ``device`` and `options`, as far as it takes them.
+        imported; or several of the first two, ``"one+0.5*other"``. It is called with ``dtype``, ``device`` and `options`, as far as it takes them.
     ranks : int, optional
         Processes. Default: one on the CPU, on GPUs one for each.
     device : str
@@ -62,7 +63,7 @@ class DomainCalculator(Calculator):
     skin : float
         Angstrom. A larger one makes lists longer and rebuilds rarer.
     options : mapping, optional
-        Further arguments of the model.
+        Further arguments of the model; of several, ``"one.option"`` is for one of them.
     config : DomainConfig, optional
         Cutoff, grid, ghost width; its skin and strategy give way to those given here.
     timeout_s : float
@@ -276,7 +277,7 @@ def _strategy(strategy: str | StrategyKind) -> StrategyKind:
 def _absolute(source: ModelSource) -> ModelSource:
     """Return the source with paths of files as they read from any folder: the processes start later."""
     where, colon, attribute = source.target.rpartition(":")
-    if not colon:
+    if not colon or is_composition(source.target):
         return replace(source, options=placed_options(default_manager(), source.target, source.options))
     if not where.endswith(".py"):
         return source

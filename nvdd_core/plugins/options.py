@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvdd_core.errors import InputError, PluginNotFoundError, PluginUnusableError
+from nvdd_core.plugins.composition import Term, flattened, read_model
 
 if TYPE_CHECKING:
     from nvdd_core.plugins.manager import PluginManager
@@ -43,7 +44,8 @@ def placed_options(
 ) -> dict[str, Any]:
     """Return a model's options with those that its plugin declares as paths made absolute.
 
-    Of a model that can't be found or used, options are returned as they are: whoever needs the model says so.
+    Of a model that can't be found or used, options are returned as they are: whoever needs the model says so. Those
+    of a composition come out as ``member.option`` where that is how they were given.
 
     Parameters
     ----------
@@ -56,10 +58,10 @@ def placed_options(
     folder : Path, optional
         What relative paths count from; default the current folder.
     """
-    try:
-        paths = manager.model(model).paths
-    except (PluginNotFoundError, PluginUnusableError):
-        return dict(options)
+    terms = read_model(model)
+    if len(terms) > 1:
+        options = flattened(terms, options)
+    paths = [path for term in terms for path in _paths(manager, term, alone=len(terms) == 1)]
     base = Path() if folder is None else folder
     return {
         name: os.path.abspath(base / os.path.expanduser(value))
@@ -67,6 +69,15 @@ def placed_options(
         else value
         for name, value in options.items()
     }
+
+
+def _paths(manager: PluginManager, term: Term, *, alone: bool) -> list[str]:
+    """Return the keys under which a path can be given for one model, or one member."""
+    try:
+        paths = manager.model(term.model).paths
+    except (PluginNotFoundError, PluginUnusableError):
+        return []
+    return list(paths) if alone else [key for path in paths for key in (path, f"{term.name}.{path}")]
 
 
 def _option_value(text: str) -> Any:

@@ -101,7 +101,9 @@ class DistributedModel:
         self.mesh = mesh if mesh is not None else Mesh.single(model.device)
         use_growing_segments(self.mesh.device.type)
         if spec is not None and members_of(model):
-            raise SpecError("a composition runs each member by the member's own spec; give none for the whole")
+            raise SpecError(
+                "a composition runs each member by the member's own spec; give none for the whole"
+            )
         declared = model.distribution_spec(self.config.strategy) if spec is None else spec
         self.spec = served(declared, self.config.strategy)
         self._run = SpecRun(model, self.spec)
@@ -485,9 +487,7 @@ class DistributedModel:
     def _context(self) -> DomainContext:
         domain, scatter = self.domain, self.spec.dispatch_rules.scatter
         scattered = self.mesh.size > 1
-        return DomainContext(
-            scattered, self.mesh, domain.plan, self.config.strategy, scatter, self._scope()
-        )
+        return DomainContext(scattered, self.mesh, domain.plan, self.config.strategy, scatter, self._scope())
 
     def _scope(self) -> RowScope:
         return RowScope(self._halo, self._halo_config, self.spec, self.domain.cell.shape[0])

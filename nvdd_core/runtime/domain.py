@@ -98,9 +98,7 @@ class Domain:
 class DomainBuilder:
     """Builds domains for the reach of one model, or for those of several that share ghosts and edges."""
 
-    def __init__(
-        self, config: DomainConfig, mesh: Mesh, reaches: Sequence[Reach], timer: PhaseTimer
-    ) -> None:
+    def __init__(self, config: DomainConfig, mesh: Mesh, reaches: Sequence[Reach], timer: PhaseTimer) -> None:
         self.config, self.mesh, self.timer = config, mesh, timer
         self.list_cutoff = config.list_cutoff(max(reach.cutoff for reach in reaches))
         needed = [config.width(reach.cutoff, reach.layers) for reach in reaches]
@@ -170,7 +168,9 @@ class DomainBuilder:
             parts=self._parts(neighbors, local, box),
         )
 
-    def _parts(self, neighbors: NeighborList, local: dict[str, torch.Tensor], box: Box) -> tuple[NeighborList, ...]:
+    def _parts(
+        self, neighbors: NeighborList, local: dict[str, torch.Tensor], box: Box
+    ) -> tuple[NeighborList, ...]:
         """Return the list of each reach, out of the one that serves all; equal reaches share theirs."""
         if len(self._reaches) == 1:
             return ()

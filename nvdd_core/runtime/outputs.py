@@ -141,7 +141,9 @@ def results_of(out: object, wanted: frozenset[str], spec: MLIPSpec) -> dict[str,
             f"the model's forward gave no '{min(missing)}', which it declares; it gave: {', '.join(map(str, out))}"
         )
     found: dict[str, torch.Tensor] = {}
-    for name in (wanted | needed | {"node_energy"} | ({"virial"} if "stress" in wanted else set())) & out.keys():
+    for name in (
+        wanted | needed | {"node_energy"} | ({"virial"} if "stress" in wanted else set())
+    ) & out.keys():
         value = out[name]
         if not isinstance(value, torch.Tensor):
             raise PluginValidationError(

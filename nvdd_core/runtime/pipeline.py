@@ -175,7 +175,9 @@ class PipelineModel:
         """Evaluate every member and add up what they give; see `Model.forward`."""
         context = current_dd_context()
         runs = self._runs_for(context.strategy)
-        lists = batch.parts or (batch.neighbors,) * len(runs)  # without a list of its own it masks by distance
+        lists = batch.parts or (batch.neighbors,) * len(
+            runs
+        )  # without a list of its own it masks by distance
         fields: list[dict[str, torch.Tensor]] = [dict(batch.fields) for _ in runs]
         sums = _Sums(batch, context)
         for i, (member, run, neighbors) in enumerate(zip(self.members, runs, lists, strict=True)):
@@ -191,7 +193,9 @@ class PipelineModel:
                     sums.extra[public] = found[own]
             for wire in self.wires:
                 if wire.source == i:
-                    rows = _local_rows(_owned(wire.output, found[wire.output], run.spec, batch, context), context)
+                    rows = _local_rows(
+                        _owned(wire.output, found[wire.output], run.spec, batch, context), context
+                    )
                     for reader in wire.readers:
                         fields[reader][wire.field] = rows
         return sums.named()
@@ -361,7 +365,9 @@ def _factors(
     elif len(weights) == len(names):
         given = dict(zip(names, weights, strict=True))
     else:
-        raise InputError(f"{len(weights)} weights for {len(names)} members ({', '.join(names)}): give one for each")
+        raise InputError(
+            f"{len(weights)} weights for {len(names)} members ({', '.join(names)}): give one for each"
+        )
     for name, factor in given.items():
         _known(name, names)
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
@@ -425,7 +431,9 @@ def _wires(members: Sequence[Member], wires: Mapping[str, str] | None) -> tuple[
         wire = _wire(members, output, field)
         for other in found:
             if other.field == wire.field and other.readers & wire.readers:
-                raise InputError(f"wires: two outputs feed the field '{wire.field}' of one member; name one reader each")
+                raise InputError(
+                    f"wires: two outputs feed the field '{wire.field}' of one member; name one reader each"
+                )
         found.append(wire)
     return tuple(found)
 
@@ -439,9 +447,13 @@ def _wire(members: Sequence[Member], output: str, field: str) -> Wire:
         sources = [i for i, member in enumerate(members) if own in member.model.outputs]
     if len(sources) > 1:
         givers = " and ".join(f"'{names[i]}'" for i in sources)
-        raise InputError(f"wires: {givers} give '{own}'; write '{names[sources[0]]}/{own}' for the first one's")
+        raise InputError(
+            f"wires: {givers} give '{own}'; write '{names[sources[0]]}/{own}' for the first one's"
+        )
     if not sources or own not in members[sources[0]].model.outputs or own in results.OUTPUTS:
-        raise InputError(f"wires: no member has an output '{output}' of its own; the members: {', '.join(names)}")
+        raise InputError(
+            f"wires: no member has an output '{output}' of its own; the members: {', '.join(names)}"
+        )
     reader_name, slash, bare = field.rpartition("/")
     later = range(sources[0] + 1, len(members))
     # a member that computes forces itself can't say how they depend on a field, so it reads none unless it is named

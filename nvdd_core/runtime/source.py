@@ -23,7 +23,9 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
+from nvdd_core.plugins.composition import Term, is_composition, read_model, shared_out
 from nvdd_core.runtime.model_api import Model
+from nvdd_core.runtime.pipeline import PipelineModel
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,10 @@ class ModelSource:
     ----------
     target : str, callable or Model
         Name of an installed model, ``"package.module:loader"``, ``"path/file.py:loader"`` (whose folder is put on the
-        search path), a loader, or a model itself. A loader is called with ``dtype`` and ``device``, as far as it
-        takes them, and with the options.
+        search path), several of the first two as ``"one+0.5*other"``, a loader, or a model itself. A loader is called
+        with ``dtype`` and ``device``, as far as it takes them, and with the options.
     options : mapping
-        The loader's options.
+        The loader's options; of several models, ``"one.option"`` is for one of them.
     """
 
     target: Any
@@ -74,6 +76,21 @@ class ModelSource:
             )
         return ModelSource(f"{module}:{name}", self.options)
 
+    def parts(self) -> tuple[tuple[Term, ModelSource], ...]:
+        """Return each member of a composition with its own options, and of any other model itself.
+
+        Raises
+        ------
+        InputError
+            When there is no such model, or an option is nobody's or could be for several members.
+        """
+        if not isinstance(self.target, str) or not is_composition(self.target):
+            return ((Term(self.name, self.name), self),)
+        terms = read_model(self.target)
+        loaders = {term.name: ModelSource(term.model).loader() for term in terms}
+        options = shared_out(terms, self.options, loaders)
+        return tuple((term, ModelSource(term.model, options[term.name])) for term in terms)
+
     def load(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Model:
         """Make the model in this process; a model given as such is returned as it is.
 
@@ -84,7 +101,13 @@ class ModelSource:
         """
         if hasattr(self.target, "forward") and not isinstance(self.target, type):
             return cast(Model, self.target)
-        loader = self._loader()
+        if isinstance(self.target, str) and is_composition(self.target):
+            parts = self.parts()
+            return PipelineModel(
+                {term.name: part.load(dtype, device) for term, part in parts},
+                weights={term.name: term.weight for term, _ in parts},
+            )
+        loader = self.loader()
         given: dict[str, Any] = {"dtype": dtype, "device": torch.device(device)}
         try:
             signature = inspect.signature(loader)
@@ -100,7 +123,14 @@ class ModelSource:
             raise InputError(f"model '{self.name}': {exc}; its options: {known}") from exc
         return cast(Model, loader(**given, **self.options))
 
-    def _loader(self) -> Callable[..., object]:
+    def loader(self) -> Callable[..., object]:
+        """Return the loader of a model that is no composition.
+
+        Raises
+        ------
+        InputError
+            When there is none.
+        """
         if not isinstance(self.target, str):
             found = self.target
         elif ":" not in self.target:

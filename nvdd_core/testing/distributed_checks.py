@@ -178,7 +178,9 @@ def assert_gradient_parity(
         if loaded.distribution_spec(kind).force_strategy is ForceStrategy.AUTOGRAD
     ]
     if not kinds:
-        raise NotApplicable("the model computes forces itself (ForceStrategy.DIRECT or MIXED), without a graph")
+        raise NotApplicable(
+            "the model computes forces itself (ForceStrategy.DIRECT or MIXED), without a graph"
+        )
     jobs = [Job("the structure", atoms, DomainConfig(strategy=kind)) for kind in kinds]
     terms, expected = _reference_gradients(source, jobs)
     for n_ranks in _several(ranks):

@@ -24,6 +24,7 @@ from nvdd_core.comm import Mesh
 from nvdd_core.errors import DistributedError, InputError, NumericalError
 from nvdd_core.plugins.foreign import error_text, wanted_end
 from nvdd_core.runtime import Batch, DomainConfig, MLIPSpec, Model, WorkerPool
+from nvdd_core.runtime.model_api import members_of
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.structures import read_structures
 from nvdd_core.spec import StrategyKind
@@ -218,8 +219,12 @@ class _Session:
 
     def _search(self, alone: Observation, spec: MLIPSpec, found: Diagnosis) -> MLIPSpec | None:
         """Try candidates; go on from one that is nearer to being right."""
-        tried = [spec]
-        modules = modules_of(self.request.source.load(self.request.dtype, torch.device(self.device)))
+        model = self.request.source.load(self.request.dtype, torch.device(self.device))
+        if members := members_of(model):
+            names = ", ".join(member.name for member in members)
+            self.untried = f"no other spec was tried, as each member runs by its own: validate {names} alone"
+            return None
+        tried, modules = [spec], modules_of(model)
         strategy = self.request.config.strategy
         queue = list(candidates(spec, found, modules, strategy))
         while queue and self.evaluations < MAX_EVALUATIONS:

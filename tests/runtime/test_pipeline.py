@@ -35,7 +35,9 @@ SKIN = 0.3
 
 
 def lj(cutoff: float, dtype: torch.dtype = torch.float64) -> Model:
-    return load_lj(dtype=dtype, device=torch.device("cpu"), epsilon=1.0, sigma=1.0, cutoff=cutoff, shift="none")
+    return load_lj(
+        dtype=dtype, device=torch.device("cpu"), epsilon=1.0, sigma=1.0, cutoff=cutoff, shift="none"
+    )
 
 
 class ShortToy2(models.InPlaceToy2):
@@ -48,7 +50,10 @@ COMPOSITIONS: dict[str, tuple[dict[str, Callable[[], Any]], dict[str, float]]] =
     "lj and toy2": ({"lj": lambda: lj(3.1), "toy2": ShortToy2}, {"toy2": -0.5}),
     "toy2 and lj": ({"toy2": models.Toy2, "lj": lambda: lj(1.9)}, {"lj": 0.25}),
     "gate and toy2": ({"gate": models.Gate, "toy2": models.InPlaceToy2, "lj": models.TorchLJ}, {"gate": 2.0}),
-    "systems": ({"systems": composed.PerSystem, "lj": lambda: lj(1.9), "toy2": models.Toy2}, {"systems": 3.0}),
+    "systems": (
+        {"systems": composed.PerSystem, "lj": lambda: lj(1.9), "toy2": models.Toy2},
+        {"systems": 3.0},
+    ),
 }
 
 
@@ -105,7 +110,9 @@ def _all_ways() -> list[tuple[str, str, str, Result]]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_give_the_sum_of_the_members(rank_pool: Any, world: int) -> None:
-    right = {(name, where): summed(name, system) for name in COMPOSITIONS for where, system in SYSTEMS.items()}
+    right = {
+        (name, where): summed(name, system) for name in COMPOSITIONS for where, system in SYSTEMS.items()
+    }
     for ways in rank_pool(world).run(_all_ways, timeout=300):
         for name, where, strategy, result in ways:
             assert_same(result, right[name, where], f"{name} {where} {strategy}", edges=False)
@@ -199,7 +206,9 @@ def salt() -> System:
     f = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
     pos = a * np.concatenate([f, f + [0.5, 0, 0]])
     k = np.arange(8)
-    return System(pos + 0.1 * np.stack([np.sin(1.3 * k), np.sin(2.1 * k), np.sin(3.7 * k)], 1), a * np.eye(3), PERIODIC)
+    return System(
+        pos + 0.1 * np.stack([np.sin(1.3 * k), np.sin(2.1 * k), np.sin(3.7 * k)], 1), a * np.eye(3), PERIODIC
+    )
 
 
 class Salt(System):
