@@ -52,7 +52,8 @@ class DomainCalculator(Calculator):
     ----------
     model : str or callable
         An installed model, ``"package.module:factory"``, ``"path/file.py:factory"``, or a callable that can be
-        imported; or several of the first two, ``"one+0.5*other"``. It is called with ``dtype``, ``device`` and `options`, as far as it takes them.
+        imported; or several of the first two, ``"one+0.5*other"``. It is called with ``dtype``, ``device`` and
+        `options`, as far as it takes them.
     ranks : int, optional
         Processes. Default: one on the CPU, on GPUs one for each.
     device : str

@@ -15,27 +15,25 @@ Layer: runtime.
 from __future__ import annotations
 
 import functools
-import math
 import operator
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from nvdd_core.comm import Mesh
-from nvdd_core.errors import InputError, NvddError, SpecError
-from nvdd_core.plugins.known import suggestion
+from nvdd_core.errors import DistributedError, NvddError, SpecError
 from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, current_dd_context
 from nvdd_core.runtime.distributed_model import DistributedModel
+from nvdd_core.runtime.members import check_alike, extra_names, factors, named_members, wires_between
 from nvdd_core.runtime.mlip_spec import SPEC_MPNN_HALO, ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_adapters import root_module
-from nvdd_core.runtime.model_api import Member, Model, members_of
+from nvdd_core.runtime.model_api import Member, Model
 from nvdd_core.runtime.spec_run import SpecRun, served
 from nvdd_core.spec import (
     GatherMode,
@@ -46,25 +44,12 @@ from nvdd_core.spec import (
     ScatterMode,
     StrategyKind,
 )
-from nvdd_core.tensor.exchanges import exchanged
-
-CHARGES = "charges"
-"""What is handed on without being asked for: an output of this name becomes the field of this name."""
+from nvdd_core.tensor.exchanges import collect_exchanges, exchanged
 
 _ROW = OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY)
 _OUTPUTS = {**SPEC_MPNN_HALO.outputs, "node_virial": _ROW}
 # Members wrap their rows themselves, each by its own spec.
 _STORAGE = HaloStorage(scatter=ScatterMode.LOCAL, gather=GatherMode.LOCAL)
-
-
-@dataclass(frozen=True)
-class Wire:
-    """An output of one member that others, after it, read as a field; members by their places."""
-
-    source: int
-    output: str
-    field: str
-    readers: frozenset[int]
 
 
 class PipelineModel:
@@ -94,12 +79,12 @@ class PipelineModel:
         weights: Mapping[str, float] | Sequence[float] | None = None,
         wires: Mapping[str, str] | None = None,
     ) -> None:
-        named = dict(members) if isinstance(members, Mapping) else _named(members)
-        factors = _factors(tuple(named), weights)
-        self.members = tuple(Member(name, model, factors[name]) for name, model in named.items())
-        _check_alike(self.members)
-        self._extras = _extra_names(self.members)
-        self.wires = _wires(self.members, wires)
+        named = dict(members) if isinstance(members, Mapping) else named_members(members)
+        weighted = factors(tuple(named), weights)
+        self.members = tuple(Member(name, model, weighted[name]) for name, model in named.items())
+        check_alike(self.members)
+        self._extras = extra_names(self.members)
+        self.wires = wires_between(self.members, wires)
         self._runs: dict[StrategyKind, tuple[SpecRun, ...]] = {}
 
     # -- the model contract ---------------------------------------------------------------------------------
@@ -175,32 +160,39 @@ class PipelineModel:
         """Evaluate every member and add up what they give; see `Model.forward`."""
         context = current_dd_context()
         runs = self._runs_for(context.strategy)
-        lists = batch.parts or (batch.neighbors,) * len(
-            runs
-        )  # without a list of its own it masks by distance
+        # a member masks by distance in any case, so the list of all is right for it, too
+        lists = batch.parts or (batch.neighbors,) * len(runs)
         fields: list[dict[str, torch.Tensor]] = [dict(batch.fields) for _ in runs]
         sums = _Sums(batch, context)
         for i, (member, run, neighbors) in enumerate(zip(self.members, runs, lists, strict=True)):
             asked = self._asked(i, batch.requested)
             mine = replace(batch, neighbors=neighbors, parts=(), fields=fields[i], requested=asked)
             with _told_by(member):
-                found = _evaluated(run, mine)
-                if run.spec.force_strategy is ForceStrategy.AUTOGRAD:
-                    _refuse_detached(found, mine, context)
+                found = _evaluated(run, mine, context)
             sums.add(found, run.spec, member.weight)
             for public, (source, own) in self._extras.items():
                 if source == i and public in batch.requested:
                     sums.extra[public] = found[own]
-            for wire in self.wires:
-                if wire.source == i:
-                    rows = _local_rows(
-                        _owned(wire.output, found[wire.output], run.spec, batch, context), context
-                    )
-                    for reader in wire.readers:
-                        fields[reader][wire.field] = rows
+            self._feed(i, found, run.spec, mine, fields)
         return sums.named()
 
     __call__ = forward
+
+    def _feed(
+        self,
+        i: int,
+        found: Mapping[str, torch.Tensor],
+        spec: MLIPSpec,
+        batch: LocalBatch,
+        fields: list[dict[str, torch.Tensor]],
+    ) -> None:
+        """Hand on what others read of member `i`, ghosts' values as their owners have them (collective)."""
+        context = current_dd_context()
+        for wire in self.wires:
+            if wire.source == i:
+                rows = _local_rows(_owned(wire.output, found[wire.output], spec, batch, context), context)
+                for reader in wire.readers:
+                    fields[reader][wire.field] = rows
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to runs of this process."""
@@ -299,20 +291,18 @@ class _Sums:
         return named
 
 
-def _evaluated(run: SpecRun, batch: LocalBatch) -> dict[str, torch.Tensor]:
+def _evaluated(run: SpecRun, batch: LocalBatch, context: DomainContext) -> dict[str, torch.Tensor]:
     """Run a member; one that computes forces itself sees rows without a graph, as it would alone."""
-    if run.spec.force_strategy is ForceStrategy.AUTOGRAD:
-        return run.forward(batch)
-    with torch.no_grad():
-        return run.forward(replace(batch, positions=batch.positions.detach(), cell=batch.cell.detach()))
-
-
-def _refuse_detached(found: Mapping[str, torch.Tensor], batch: LocalBatch, context: DomainContext) -> None:
-    """Refuse a member's energy without a graph, whose derivative would be taken for zero; of charges alone it is."""
+    if run.spec.force_strategy is not ForceStrategy.AUTOGRAD:
+        with torch.no_grad(), collect_exchanges():  # those of a graph of its own are not the evaluation's
+            bare = replace(batch, positions=batch.positions.detach(), cell=batch.cell.detach())
+            return run.forward(bare)
+    found = run.forward(batch)
     energy = found["node_energy"] if "node_energy" in found else found["energy"]
     derived = batch.positions.requires_grad and torch.is_grad_enabled()
-    if derived and not energy.requires_grad and bool(energy.any()):
+    if derived and not energy.requires_grad and bool(energy.any()):  # a model of charges alone has no energy
         results.refuse_detached(0 if context.mesh is None else context.mesh.rank, batch.neighbors.n_edges)
+    return found
 
 
 def _owned(
@@ -331,146 +321,10 @@ def _local_rows(owned: torch.Tensor, context: DomainContext) -> torch.Tensor:
 
 @contextmanager
 def _told_by(member: Member) -> Iterator[None]:
-    """Name the member in the errors of nvdd that come out of the body."""
+    """Name the member in what is raised in the body; what all ranks share is nobody's own."""
     try:
         yield
+    except DistributedError:
+        raise
     except NvddError as exc:
         raise type(exc)(f"member '{member.name}': {exc}") from exc
-
-
-# -- how members fit together --------------------------------------------------------------------------------
-
-
-def _named(members: Sequence[Model]) -> dict[str, Model]:
-    named: dict[str, Model] = {}
-    for model in members:
-        name = kind = type(model).__name__
-        count = 1
-        while name in named:
-            count += 1
-            name = f"{kind}{count}"
-        named[name] = model
-    return named
-
-
-def _factors(
-    names: tuple[str, ...], weights: Mapping[str, float] | Sequence[float] | None
-) -> dict[str, float]:
-    """Return a factor for each member."""
-    given: Mapping[str, float]
-    if weights is None:
-        given = {}
-    elif isinstance(weights, Mapping):
-        given = weights
-    elif len(weights) == len(names):
-        given = dict(zip(names, weights, strict=True))
-    else:
-        raise InputError(
-            f"{len(weights)} weights for {len(names)} members ({', '.join(names)}): give one for each"
-        )
-    for name, factor in given.items():
-        _known(name, names)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not math.isfinite(factor):
-            raise InputError(f"the weight of '{name}' is {factor!r}: expected a finite number")
-    return {name: float(given.get(name, 1.0)) for name in names}
-
-
-def _known(name: str, names: Sequence[str]) -> int:
-    """Return the place of a member; raises InputError with near names."""
-    if name not in names:
-        raise InputError(
-            f"a composition has no member '{name}'{suggestion(name, names)}; its members: {', '.join(names)}"
-        )
-    return list(names).index(name)
-
-
-def _check_alike(members: Sequence[Member]) -> None:
-    if not members:
-        raise InputError("a composition has no members: give at least one model")
-    first = members[0]
-    for member in members:
-        if "/" in member.name or not member.name:
-            raise InputError(f"a member is called {member.name!r}: expected a name without a slash")
-        if members_of(member.model):
-            raise InputError(f"member '{member.name}' is a composition itself: put all members into one")
-        if member.model.dtype != first.model.dtype:
-            raise InputError(
-                f"member '{first.name}' computes in {first.model.dtype}, '{member.name}' in {member.model.dtype}; "
-                "load all members with one dtype"
-            )
-        one, other = torch.device(first.model.device), torch.device(member.model.device)
-        if one.type != other.type or (one.index or 0) != (other.index or 0):
-            raise InputError(
-                f"member '{first.name}' is on {one}, '{member.name}' on {other}; load all members on one device"
-            )
-        if "energy" not in member.model.outputs:
-            gives = ", ".join(sorted(member.model.outputs)) or "nothing"
-            raise InputError(f"member '{member.name}' gives no energy to add up; it gives: {gives}")
-
-
-def _extra_names(members: Sequence[Member]) -> dict[str, tuple[int, str]]:
-    """Return the members' own outputs by the names that they have here: place of the member, name there."""
-    own = [sorted(set(member.model.outputs) - set(results.OUTPUTS)) for member in members]
-    times = Counter(name for names in own for name in names)
-    return {
-        name if times[name] == 1 else f"{members[i].name}/{name}": (i, name)
-        for i, names in enumerate(own)
-        for name in names
-    }
-
-
-def _wires(members: Sequence[Member], wires: Mapping[str, str] | None) -> tuple[Wire, ...]:
-    """Return the wires that are asked for, or those that go without saying."""
-    if wires is None:
-        givers = [i for i, member in enumerate(members) if CHARGES in member.model.outputs]
-        if len(givers) != 1 or givers[0] == len(members) - 1:
-            return ()
-        wires = {CHARGES: CHARGES}
-    found: list[Wire] = []
-    for output, field in wires.items():
-        wire = _wire(members, output, field)
-        for other in found:
-            if other.field == wire.field and other.readers & wire.readers:
-                raise InputError(
-                    f"wires: two outputs feed the field '{wire.field}' of one member; name one reader each"
-                )
-        found.append(wire)
-    return tuple(found)
-
-
-def _wire(members: Sequence[Member], output: str, field: str) -> Wire:
-    names = [member.name for member in members]
-    source_name, slash, own = output.rpartition("/")
-    if slash:
-        sources = [_known(source_name, names)]
-    else:
-        sources = [i for i, member in enumerate(members) if own in member.model.outputs]
-    if len(sources) > 1:
-        givers = " and ".join(f"'{names[i]}'" for i in sources)
-        raise InputError(
-            f"wires: {givers} give '{own}'; write '{names[sources[0]]}/{own}' for the first one's"
-        )
-    if not sources or own not in members[sources[0]].model.outputs or own in results.OUTPUTS:
-        raise InputError(
-            f"wires: no member has an output '{output}' of its own; the members: {', '.join(names)}"
-        )
-    reader_name, slash, bare = field.rpartition("/")
-    later = range(sources[0] + 1, len(members))
-    # a member that computes forces itself can't say how they depend on a field, so it reads none unless it is named
-    readers = [_known(reader_name, names)] if slash else [i for i in later if not _is_direct(members[i])]
-    if not readers or min(readers) <= sources[0]:
-        raise InputError(
-            f"wires: '{output}' feeds nobody: after '{names[sources[0]]}' there is no member to read '{field}'; members "
-            f"run in the order {', '.join(names)}"
-        )
-    return Wire(sources[0], own, bare, frozenset(readers))
-
-
-def _is_direct(member: Member) -> bool:
-    """Tell whether a member computes forces itself, under the first strategy that it serves."""
-    for strategy in StrategyKind:
-        try:
-            return member.model.distribution_spec(strategy).force_strategy is not ForceStrategy.AUTOGRAD
-        except NvddError:
-            continue
-    return False

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from nvdd_core.runtime import SPEC_MPNN_HALO, ForceStrategy, LocalBatch, MLIPSpec
-from nvdd_core.spec import DistributionSpec, HaloStorage, OutputKind, OutputSpec, ScatterMode, StrategyKind
-from tests.cases.models import StandIn
+from nvdd_core.adapters import ModuleHookAdapter
+from nvdd_core.runtime import SPEC_MPNN_HALO, ForceStrategy, LocalBatch, MLIPSpec, autograd_target
+from nvdd_core.spec import (
+    DistributionSpec,
+    HaloStorage,
+    OutputKind,
+    OutputSpec,
+    Reduce,
+    ScatterMode,
+    StrategyKind,
+)
+from tests.cases.models import StandIn, Toy2
 
 COULOMB = 14.399645  # eV Angstrom
 _LOCAL = SPEC_MPNN_HALO | MLIPSpec(
@@ -108,3 +119,56 @@ class PerSystem(StandIn):
 
     def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
         return _LOCAL
+
+
+class OwnForces(Toy2):
+    """Message passing that takes its derivatives itself, forces and virial as shares of local rows and ranks."""
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        forces = OutputSpec(OutputKind.PER_NODE, Reduce.ALL_REDUCE)
+        return _LOCAL | MLIPSpec(outputs={"forces": forces}, force_strategy=ForceStrategy.DIRECT)
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        with torch.enable_grad():
+            rows = autograd_target(batch.positions)
+            strain = batch.cell.new_zeros(batch.cell.shape).requires_grad_(True)
+            symmetric = 0.5 * (strain + strain.mT)
+            moved = rows + (rows[:, None] @ symmetric[batch.system])[:, 0]
+            cell = batch.cell + batch.cell @ symmetric
+            energy = self.node_energy(replace(batch, positions=moved, cell=cell))[: batch.n_owned]
+            grads = torch.autograd.grad(energy.sum() + 0.0 * moved.sum(), [rows, strain])
+        return {"node_energy": energy.detach(), "forces": -grads[0], "virial": grads[1]}
+
+
+def _shift(module: torch.nn.Module, args: object, kwargs: object, output: torch.Tensor) -> torch.Tensor:
+    """What a hook of the member `Hooked` does on several ranks: it leaves its mark, which energies show."""
+    return output + module.mark
+
+
+class Layer(torch.nn.Module):
+    """Adds nothing of its own."""
+
+    def __init__(self, mark: float) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+class Hooked(StandIn):
+    """A pair sum whose submodule ``layer`` is hooked on several ranks; every `Hooked` has the same pattern."""
+
+    def __init__(self, mark: float) -> None:
+        super().__init__()
+        self.module = torch.nn.ModuleDict({"layer": Layer(mark)})
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        hook = ModuleHookAdapter("layer", after="tests.cases.composed:_shift")
+        return _LOCAL | MLIPSpec(distribution=DistributionSpec(third_party_helpers=(hook,)))
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        r2 = batch.edge_vectors().square().sum(1)
+        w = torch.where(r2 < self.cutoff**2, (1.0 - r2 / self.cutoff**2) ** 3, 0.0)
+        rows: torch.Tensor = self.module["layer"](_sum(batch, w))
+        return rows

@@ -30,6 +30,7 @@ SKEW = System(*oracle.triclinic(), PERIODIC)
 SMALL = System(*oracle.fcc(1, 1, 1), PERIODIC)
 DROPLET = System(oracle.fcc(2, 2, 2)[0] + 0.4, np.zeros((3, 3)), (False,) * 3)
 WORLDS = (2, 3, 4)
+ON_RANKS = {2: ("crystal", "skew"), 3: ("crystal", "droplet"), 4: ("crystal", "small")}
 STRATEGIES = list(StrategyKind)
 SKIN = 0.3
 
@@ -55,6 +56,11 @@ COMPOSITIONS: dict[str, tuple[dict[str, Callable[[], Any]], dict[str, float]]] =
         {"systems": 3.0},
     ),
 }
+
+COMPOSITIONS["own forces and toy2"] = (
+    {"own": composed.OwnForces, "toy2": models.InPlaceToy2, "lj": lambda: lj(1.9)},
+    {"own": 1.5},
+)
 
 
 def make(name: str) -> PipelineModel:
@@ -97,10 +103,11 @@ def test_one_process_gives_the_sum_of_the_members(name: str, where: str) -> None
             assert np.abs(found.stress - right.stress).max() <= 1e-12 * max(1.0, np.abs(right.stress).max())
 
 
-def _all_ways() -> list[tuple[str, str, str, Result]]:
+def _all_ways(places: tuple[str, ...]) -> list[tuple[str, str, str, Result]]:
     found = []
     for name in COMPOSITIONS:
-        for where, system in SYSTEMS.items():
+        for where in places:
+            system = SYSTEMS[where]
             for strategy in STRATEGIES:
                 config = DomainConfig(skin=SKIN, strategy=strategy)
                 result = evaluate(lambda name=name: make(name), [system], config, stress=all(system.pbc))
@@ -110,10 +117,9 @@ def _all_ways() -> list[tuple[str, str, str, Result]]:
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_ranks_give_the_sum_of_the_members(rank_pool: Any, world: int) -> None:
-    right = {
-        (name, where): summed(name, system) for name in COMPOSITIONS for where, system in SYSTEMS.items()
-    }
-    for ways in rank_pool(world).run(_all_ways, timeout=300):
+    places = ON_RANKS[world]
+    right = {(name, where): summed(name, SYSTEMS[where]) for name in COMPOSITIONS for where in places}
+    for ways in rank_pool(world).run(_all_ways, places, timeout=300):
         for name, where, strategy, result in ways:
             assert_same(result, right[name, where], f"{name} {where} {strategy}", edges=False)
 
@@ -204,7 +210,7 @@ def test_several_systems_and_energies_of_rows() -> None:
 def salt() -> System:
     a = 5.64
     f = np.array([[0, 0, 0], [0, 0.5, 0.5], [0.5, 0, 0.5], [0.5, 0.5, 0]])
-    pos = a * np.concatenate([f, f + [0.5, 0, 0]])
+    pos = a * np.concatenate([f, f + np.array([0.5, 0, 0])])
     k = np.arange(8)
     return System(
         pos + 0.1 * np.stack([np.sin(1.3 * k), np.sin(2.1 * k), np.sin(3.7 * k)], 1), a * np.eye(3), PERIODIC
@@ -315,7 +321,7 @@ def test_a_derivative_is_never_lost_silently() -> None:
     with pytest.raises(SpecError, match="member 'lj' computes forces itself"):
         reader.distribution_spec(StrategyKind.HALO)
     detached = DistributedModel(PipelineModel({"lj": models.TorchLJ(), "lost": composed.Detached()}))
-    with pytest.raises(PluginValidationError, match="member 'lost': .*does not depend on positions"):
+    with pytest.raises(PluginValidationError, match=r"member 'lost': .*does not depend on positions"):
         detached(share([CRYSTAL], mesh()))
 
 
@@ -336,7 +342,7 @@ def test_the_spec_is_that_of_all_members() -> None:
     model = make("lj and toy2")
     assert (model.cutoff, model.layers, model.neighbor_form) == (3.1, 2, "half")
     assert model.outputs == {"energy", "forces", "stress", "node_energy"}
-    with pytest.raises(InputError, match="ForceStrategy.MIXED"):
+    with pytest.raises(InputError, match=r"ForceStrategy\.MIXED"):
         DistributedModel(model).differentiable(share([CRYSTAL], mesh()))
     with pytest.raises(SpecError, match="each member by the member's own spec"):
         DistributedModel(model, spec=model.distribution_spec(StrategyKind.HALO))
@@ -370,3 +376,28 @@ def test_a_composition_travels() -> None:
     evaluate(lambda: model, [CRYSTAL])
     again = pickle.loads(pickle.dumps(make("two lj")))
     assert evaluate(lambda: again, [CRYSTAL]).energy == evaluate(lambda: make("two lj"), [CRYSTAL]).energy
+
+
+# -- adapters ------------------------------------------------------------------------------------------------------
+
+
+def _hooked() -> tuple[float, list[tuple[str, str, str | None, str]], int]:
+    group = mesh()
+    first, second = composed.Hooked(1.0), composed.Hooked(10.0)
+    model = DistributedPipelineModel({"first": first, "second": second}, None, group, weights=[1.0, 3.0])
+    out = model(share([CRYSTAL], group))
+    told = [(s.name, s.target, s.plugin, s.state.value) for s in model.adapter_status()]
+    left = sum(len(m._forward_hooks) for hooked in (first, second) for m in hooked.module.modules())
+    return float(out.energy[0]), told, left
+
+
+def test_hooks_bind_to_the_members_own_modules(rank_pool: Any) -> None:
+    alone, told, _ = _hooked()  # in one process nothing is hooked
+    assert [state for *_, state in told] == ["pending"] * 2
+    for energy, told, left in rank_pool(2).run(_hooked, timeout=60):
+        assert energy == pytest.approx(alone + 108 * (1.0 + 3.0 * 10.0), abs=1e-9)
+        assert [name.partition("/")[0] for name, *_ in told] == ["first", "second"]
+        assert {(target, plugin, state) for _, target, plugin, state in told} == {
+            ("layer", "tests", "restored")
+        }
+        assert left == 0
