@@ -144,7 +144,8 @@ def shared_out(
 ) -> dict[str, dict[str, Any]]:
     """Return each member's own options.
 
-    ``member.option`` is for that member; an option alone is for the only member that takes it.
+    ``member.option`` is for that member; an option alone is for the only member that names it, or, where none does,
+    for the only one that takes any.
 
     Raises
     ------
@@ -168,7 +169,7 @@ def _taker(key: str, names: list[str], loaders: Mapping[str, Callable[..., objec
     if key in _GIVEN:
         raise InputError(f"'{key}' is no option of a model; give --{key}")
     known = {name: options_of(loaders[name]) for name in names}
-    takers = [name for name, found in known.items() if found is None or found[1] or key in found[0]]
+    takers = _takers(key, known)
     if len(takers) == 1:
         return takers[0]
     if takers:
@@ -179,6 +180,15 @@ def _taker(key: str, names: list[str], loaders: Mapping[str, Callable[..., objec
         f"no member of {'+'.join(names)} has an option '{key}'{suggestion(key, all_known)}; their options: "
         f"{', '.join(all_known) or 'none'}"
     )
+
+
+def _takers(key: str, known: Mapping[str, tuple[dict[str, bool], bool] | None]) -> list[str]:
+    """Return the members that name an option, or else those that take what they don't name.
+
+    A loader that names nothing may well mean this option.
+    """
+    named = [name for name, found in known.items() if found is None or key in found[0] or found == ({}, True)]
+    return named or [name for name, found in known.items() if found is not None and found[1]]
 
 
 def _listed(names: list[str]) -> str:

@@ -9,11 +9,12 @@ import ase.build
 import numpy as np
 import pytest
 from ase.calculators.calculator import PropertyNotImplementedError
+from ase.calculators.lj import LennardJones
 
 from nvdd_core.errors import InputError
 from nvdd_core.interop.ase import DomainCalculator
 from nvdd_core.runtime import DomainConfig
-from tests.interop.conftest import close, crystal, judge, new_calculator
+from tests.interop.conftest import EPSILON, OPTIONS, SIGMA, close, crystal, judge, new_calculator
 
 
 def slab() -> ase.Atoms:
@@ -187,3 +188,18 @@ def test_settings_cannot_change() -> None:
         calc.set(skin=2.0)
     assert calc.name == "nvdd"
     assert calc.todict()["ranks"] == 2
+
+
+def test_a_composition_gives_the_weighted_sum() -> None:
+    atoms = crystal()
+    options = {f"lj.{name}": value for name, value in OPTIONS.items()}
+    options |= {f"lj2.{name}": value for name, value in OPTIONS.items()} | {"lj2.cutoff": 5.0}
+    near = LennardJones(sigma=SIGMA, epsilon=EPSILON, rc=5.0)
+    with DomainCalculator("lj+0.5*lj", ranks=2, device="cpu", options=options, timeout_s=240.0) as calculator:
+        for _ in range(2):
+            found, first, second = (atoms.copy() for _ in range(3))
+            found.calc, first.calc, second.calc = calculator, judge(), near
+            for name in ("energy", "forces", "stress", "energies"):
+                right = first.calc.get_property(name, first) + 0.5 * second.calc.get_property(name, second)
+                assert close(found.calc.get_property(name, found), right)
+            atoms.rattle(0.01, seed=5)

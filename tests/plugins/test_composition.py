@@ -102,9 +102,18 @@ def test_options_that_fit_nobody_or_several(options: dict[str, Any], message: st
         shared_out(TERMS, options, LOADERS)
 
 
+def _pairs(*, dtype: Any, device: Any, cutoff: float = 1.0, **pairs: Any) -> None: ...
+
+
 def test_a_loader_that_takes_anything_could_take_it() -> None:
     with pytest.raises(InputError, match="could be for 'mace' and 'lj'"):
         shared_out(read_model("mace+lj"), {"checkpoint": "x"}, {"mace": _mace, "lj": _open})
+    dealt = shared_out(
+        read_model("mace+lj"),
+        {"checkpoint": "x", "epsilon.Ar": 1.0, "cutoff": 2.0},
+        {"mace": _mace, "lj": _pairs},
+    )
+    assert dealt == {"mace": {"checkpoint": "x"}, "lj": {"epsilon.Ar": 1.0, "cutoff": 2.0}}
 
 
 def test_nothing_heavy_is_imported() -> None:

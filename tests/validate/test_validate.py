@@ -363,3 +363,19 @@ def test_bad_input_is_refused(atoms: ase.Atoms, flags: dict[str, object], said: 
     given = {"model": "tests.validate.models:Pair", "structure": atoms, **flags}
     with pytest.raises(InputError, match=said):
         trace_and_validate(given.pop("model"), given.pop("structure"), **given)
+
+
+# -- compositions --
+
+
+def test_a_composition_is_compared_with_its_derivatives(check: Check) -> None:
+    report = check("tests.validate.models:TwoLayers+0.5*tests.validate.models:Pair")
+    assert report.passed
+    assert {output.name for output in report.outputs if output.gradient is not None} >= {"energy", "forces"}
+
+
+def test_the_members_of_a_wrong_composition_are_to_be_validated_alone(check: Check) -> None:
+    report = check("tests.validate.models:StaleByMode+tests.validate.models:Pair")
+    assert not report.passed
+    assert report.spec is None
+    assert "validate StaleByMode, Pair alone" in report.text()

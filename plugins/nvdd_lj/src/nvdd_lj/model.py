@@ -27,7 +27,16 @@ from nvdd_lj.spec import lj_spec
 from nvdd_lj.variants import Virial, Want
 
 
-def load(*, dtype: torch.dtype, device: torch.device, **options: object) -> LennardJones:
+def load(
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    cutoff: object = None,
+    shift: object = None,
+    epsilon: object = None,
+    sigma: object = None,
+    **pairs: object,
+) -> LennardJones:
     """Make a Lennard-Jones model.
 
     Parameters
@@ -36,7 +45,7 @@ def load(*, dtype: torch.dtype, device: torch.device, **options: object) -> Lenn
         float32 or float64.
     device : torch.device
         CPU or CUDA.
-    **options
+    cutoff, shift, epsilon, sigma, **pairs
         See `nvdd_lj.parameters.parse_options`. Without options: neon, argon, krypton and xenon.
 
     Raises
@@ -44,6 +53,8 @@ def load(*, dtype: torch.dtype, device: torch.device, **options: object) -> Lenn
     InputError
         An unknown option, a value that makes no sense, or a dtype or device that no kernel serves.
     """
+    named = {"cutoff": cutoff, "shift": shift, "epsilon": epsilon, "sigma": sigma}
+    options = {name: value for name, value in named.items() if value is not None} | pairs
     return LennardJones(parse_options(options), dtype=dtype, device=device)
 
 
