@@ -266,7 +266,8 @@ class _Sums:
         direct = spec.force_strategy is not ForceStrategy.AUTOGRAD
         for name in ("node_energy", "node_virial", *(("forces",) if direct else ())):
             if name in found:
-                rows = weight * _owned(name, found[name], spec, batch, self._context).double()
+                rows = _owned(name, found[name], spec, batch, self._context).double()
+                rows = rows if weight == 1.0 else weight * rows
                 self._rows[name] = self._rows[name] + rows if name in self._rows else rows
         if "energy" in found and "node_energy" not in found:
             self._add_whole("energy", weight * results.system_share("energy", found["energy"], spec, plan))
