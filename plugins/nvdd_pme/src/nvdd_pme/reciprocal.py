@@ -1,0 +1,264 @@
+"""The part of the Coulomb energy that a mesh carries, on several ranks.
+
+Key objects: `ReciprocalEngine` (what the model asks of an engine), `ReplicatedMesh` (the mesh is summed over ranks and
+every rank transforms all of it), `influence` and `mesh_energy` (shared with other engines). With the transform
+``M(m) = sum_x mesh[x] exp(-2 pi i m.x / K)`` of the spread charges the energy is ``sum_m G(m) |M(m)|^2`` over all m,
+G being the `influence`. Its term at m = 0 is the neutralising background of a net charge. Energies are in e^2 /
+Angstrom: Coulomb's constant is the caller's.
+
+Layer: plugin.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+
+from nvdd_core.comm import all_reduce_sum_symmetric
+from nvdd_core.runtime import current_dd_context
+from nvdd_core.tensor.exchanges import exchanged
+from nvdd_pme.splines import gather, spline_weights, spread
+
+
+class ReciprocalEngine(Protocol):
+    """One way to compute the reciprocal-space energy of all ranks' charges (collective)."""
+
+    def __call__(
+        self,
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        *,
+        alpha: float,
+        mesh: tuple[int, int, int],
+        order: int,
+        rows: bool = False,
+    ) -> torch.Tensor:
+        """Return this rank's share of the energy.
+
+        Parameters
+        ----------
+        positions : Tensor, shape (n_owned, 3), float64
+            Angstrom, anywhere.
+        charges : Tensor, shape (n_owned,), float64
+            e.
+        cell : Tensor, shape (3, 3), float64
+            Lattice vectors as rows.
+        alpha : float
+            Splitting parameter, 1/Angstrom.
+        mesh : tuple of int
+            Mesh points along each lattice vector.
+        order : int
+            Of the splines.
+        rows : bool
+            Give the energy of each owned row instead of one number.
+
+        Returns
+        -------
+        Tensor, shape () or (n_owned,), float64
+            Summed over rows and ranks it is the energy, e^2/Angstrom. Differentiable twice with respect to
+            positions, charges and cell. The share is not unique; energies of rows are.
+        """
+        ...
+
+
+def sum_over_ranks(share: torch.Tensor) -> torch.Tensor:
+    """Sum `share` over ranks by the symmetric all-reduce; in one process it is the sum (collective)."""
+    mesh = current_dd_context().mesh
+    if mesh is None or mesh.size == 1:
+        return share
+    return exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
+
+
+def n_ranks() -> int:
+    """Return how many ranks evaluate together."""
+    mesh = current_dd_context().mesh
+    return 1 if mesh is None else mesh.size
+
+
+# -- the influence function -----------------------------------------------------------------------------------
+
+
+def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return the signed frequency of each place of a transform of length n, (n,) float64: 0, 1, ..., -2, -1."""
+    return torch.fft.fftfreq(n, 1.0 / n, dtype=torch.float64, device=device).round()
+
+
+def spline_modulus(m: torch.Tensor, n: int, order: int) -> torch.Tensor:
+    """Return ``|sum_j M_p(j) exp(2 pi i m j / n)|^2``, by which spread charges are damped, (...) as `m`."""
+    zero = torch.zeros((), dtype=torch.float64, device=m.device)
+    weights = spline_weights(zero, order)
+    phase = (2.0 * math.pi / n) * m[..., None] * torch.arange(order, dtype=torch.float64, device=m.device)
+    return (weights * torch.cos(phase)).sum(-1).square() + (weights * torch.sin(phase)).sum(-1).square()
+
+
+def influence(
+    cell: torch.Tensor,
+    frequency: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    *,
+    alpha: float,
+    mesh: tuple[int, int, int],
+    order: int,
+) -> torch.Tensor:
+    """Return G(m), so that the energy is the sum of ``G(m) |M(m)|^2`` over all m.
+
+    Parameters
+    ----------
+    cell : Tensor, shape (3, 3), float64
+        Differentiable.
+    frequency : three Tensors, shapes (a,), (b,), (c,), float64
+        Signed frequencies along the axes for which G is wanted: all of them or those that a rank holds.
+    alpha, mesh, order
+        See `ReciprocalEngine`.
+
+    Returns
+    -------
+    Tensor, shape (a, b, c), float64
+        Zero at the Nyquist frequency of an even axis, where a spline has no phase.
+    """
+    k2 = squared_lengths(cell, *torch.meshgrid(*frequency, indexing="ij"))
+    damping: torch.Tensor = torch.ones((), dtype=torch.float64, device=cell.device)
+    for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
+        along = torch.where(2.0 * m.abs() == n, 0.0, 1.0 / spline_modulus(m, n, order).clamp_min(1e-30))
+        damping = damping * along.view([-1 if a == axis else 1 for a in range(3)])
+    return damping * green(k2, torch.linalg.det(cell).abs(), alpha)
+
+
+def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Return |k|^2 of the wave vectors with integer components (a, b, c)."""
+    inverse = torch.linalg.inv(cell)  # columns are reciprocal vectors without 2 pi
+    metric = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
+    diagonal = metric[0, 0] * a * a + metric[1, 1] * b * b + metric[2, 2] * c * c
+    return diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
+
+
+def green(k2: torch.Tensor, volume: torch.Tensor, alpha: float) -> torch.Tensor:
+    """Return (2 pi / V) exp(-k^2 / 4 alpha^2) / k^2, and at k = 0 the background's -pi / (2 alpha^2 V)."""
+    nothing = k2 == 0.0
+    safe = torch.where(nothing, 1.0, k2)
+    wave = 2.0 * math.pi * torch.exp(-safe / (4.0 * alpha * alpha)) / safe
+    return torch.where(nothing, -math.pi / (2.0 * alpha * alpha), wave) / volume
+
+
+# -- energy of a mesh ------------------------------------------------------------------------------------------
+
+
+def half_weights(n: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return how often each place of a real transform's last axis counts, (n // 2 + 1,): 1 or 2."""
+    weights = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64, device=device)
+    weights[0] = 1.0
+    if n % 2 == 0:
+        weights[-1] = 1.0
+    return weights
+
+
+def mesh_energy(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Return the energy () of charges on a mesh (K0, K1, K2) with the influence `g` (K0, K1, K2 // 2 + 1).
+
+    One transform forward and one back give the energy and both its gradients.
+    """
+    energy, _, _ = _mesh_energy(charge, g, g.requires_grad)
+    made: torch.Tensor = energy
+    return made
+
+
+def mesh_potential(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+    """Return the derivative of `mesh_energy` with respect to the charges on the mesh."""
+    wave = torch.fft.rfftn(charge)
+    return 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
+
+
+def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
+    """Return |M|^2, (K0, K1, K2 // 2 + 1), places that stand for two counted twice."""
+    return (wave.real.square() + wave.imag.square()) * half_weights(n, wave.device)
+
+
+@torch.library.custom_op("nvdd_pme::mesh_energy", mutates_args=())
+def _mesh_energy(
+    charge: torch.Tensor, g: torch.Tensor, with_g: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return energy (), its gradient for the charges, and (`with_g`; else empty) for g."""
+    wave = torch.fft.rfftn(charge)
+    potential = 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
+    energy = 0.5 * (charge * potential).sum()
+    return energy, potential, _squared(wave, charge.shape[2]) if with_g else g.new_empty(0)
+
+
+@_mesh_energy.register_fake
+def _(charge: torch.Tensor, g: torch.Tensor, with_g: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return charge.new_empty(()), torch.empty_like(charge), g.new_empty(g.shape if with_g else 0)
+
+
+def _save_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    charge, g, ctx.with_g = inputs
+    _, potential, squared = output
+    ctx.mark_non_differentiable(potential, squared)
+    ctx.save_for_backward(charge, g, potential, squared)
+
+
+def _backward_energy(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+    charge, g, potential, squared = ctx.saved_tensors
+    if torch.is_grad_enabled():  # the gradient will be differentiated: as torch operations of charge and g
+        potential = mesh_potential(charge, g)
+        squared = _squared(torch.fft.rfftn(charge), charge.shape[2]) if ctx.with_g else squared
+    return grad * potential, grad * squared if ctx.with_g else None, None
+
+
+_mesh_energy.register_autograd(_backward_energy, setup_context=_save_energy)
+
+
+# -- the engine ------------------------------------------------------------------------------------------------
+
+
+class ReplicatedMesh:
+    """Each rank spreads its rows, the mesh is summed over ranks, and every rank transforms all of it."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[Any, ...], torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(
+        self,
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        *,
+        alpha: float,
+        mesh: tuple[int, int, int],
+        order: int,
+        rows: bool = False,
+    ) -> torch.Tensor:
+        """See `ReciprocalEngine`."""
+        points = (positions @ torch.linalg.inv(cell)) * positions.new_tensor(mesh)
+        total = sum_over_ranks(spread(points, charges, mesh, order))
+        g = self._influence(cell, alpha, mesh, order)
+        if rows:
+            return 0.5 * charges * gather(points, mesh_potential(total, g), order)
+        return mesh_energy(total, g) / n_ranks()
+
+    def _influence(
+        self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
+    ) -> torch.Tensor:
+        """Return the influence on all frequencies; kept for as long as the cell stays the same."""
+        if cell.requires_grad and torch.is_grad_enabled():
+            return influence(cell, half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order)
+        key = (alpha, mesh, order, cell.device)
+        if self._kept is None or self._kept[0] != key or not torch.equal(self._kept[1], cell):
+            g = influence(
+                cell.detach(), half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order
+            )
+            self._kept = (key, cell.detach().clone(), g)
+        return self._kept[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what can be made again."""
+        return {**self.__dict__, "_kept": None}
+
+
+def half_frequencies(
+    mesh: tuple[int, int, int], device: torch.device | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the signed frequencies of a real transform of the mesh along each axis, the last one halved."""
+    last = torch.arange(mesh[2] // 2 + 1, dtype=torch.float64, device=device)
+    return frequencies(mesh[0], device), frequencies(mesh[1], device), last
