@@ -34,7 +34,7 @@ class ReciprocalEngine(Protocol):
         alpha: float,
         mesh: tuple[int, int, int],
         order: int,
-        rows: bool = False,
+        potential: bool = False,
     ) -> torch.Tensor:
         """Return this rank's share of the energy.
 
@@ -52,14 +52,15 @@ class ReciprocalEngine(Protocol):
             Mesh points along each lattice vector.
         order : int
             Of the splines.
-        rows : bool
-            Give the energy of each owned row instead of one number.
+        potential : bool
+            Give the potential at each owned row instead, the derivative of all ranks' energy for its charge.
 
         Returns
         -------
         Tensor, shape () or (n_owned,), float64
-            Summed over rows and ranks it is the energy, e^2/Angstrom. Differentiable twice with respect to
-            positions, charges and cell. The share is not unique; energies of rows are.
+            This rank's share of the energy, e^2/Angstrom: any, so long as the ranks' shares sum to the energy. Or the
+            potential, e/Angstrom; half of charge times potential is then a row's energy. Differentiable twice with
+            respect to positions, charges and cell.
         """
         ...
 
@@ -227,14 +228,14 @@ class ReplicatedMesh:
         alpha: float,
         mesh: tuple[int, int, int],
         order: int,
-        rows: bool = False,
+        potential: bool = False,
     ) -> torch.Tensor:
         """See `ReciprocalEngine`."""
         points = (positions @ torch.linalg.inv(cell)) * positions.new_tensor(mesh)
         total = sum_over_ranks(spread(points, charges, mesh, order))
         g = self._influence(cell, alpha, mesh, order)
-        if rows:
-            return 0.5 * charges * gather(points, mesh_potential(total, g), order)
+        if potential:
+            return gather(points, mesh_potential(total, g), order)
         return mesh_energy(total, g) / n_ranks()
 
     def _influence(

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from nvdd_pme.spline_kernels import gather_kernel, spread_kernel
+from nvdd_pme.start import launch
+
 VALUE = (0, 0, 0)
 """The spline itself; ``(1, 0, 0)`` is its derivative along the first axis."""
 
@@ -72,43 +75,27 @@ def gather(points: torch.Tensor, grid: torch.Tensor, order: int) -> torch.Tensor
     return read[:, 0]
 
 
-def _stencil(
-    points: torch.Tensor, mesh: list[int], derivatives: list[int], order: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return flat mesh indices (n, order^3) and weights (n, order^3, D) of D sets of derivatives."""
-    base = torch.floor(points)
-    fraction = points - base
-    steps = torch.arange(order, device=points.device)
-    size = torch.tensor(mesh, device=points.device)
-    places = (base.long()[:, :, None] - steps) % size[:, None]  # (n, 3, order)
-    x, y, z = places.unbind(1)
-    index = ((x[:, :, None] * mesh[1] + y[:, None])[..., None] * mesh[2] + z[:, None, None]).flatten(1)
-    weights = [
-        torch.einsum(
-            "na,nb,nc->nabc",
-            *(spline_weights(fraction[:, axis], order, d) for axis, d in enumerate(derivatives[k : k + 3])),
-        ).flatten(1)
-        for k in range(0, len(derivatives), 3)
-    ]
-    return index, torch.stack(weights, dim=-1)
-
-
 @torch.library.custom_op("nvdd_pme::spread", mutates_args=())
 def _spread(
     points: torch.Tensor, values: torch.Tensor, derivatives: list[int], mesh: list[int], order: int
 ) -> torch.Tensor:
     """Sum ``values[:, k]`` times the k-th derivative of the spline (three integers each) into a new mesh."""
-    index, weights = _stencil(points, mesh, derivatives, order)
-    grid = points.new_zeros(mesh[0] * mesh[1] * mesh[2])
-    grid.index_add_(0, index.flatten(), (weights @ values[:, :, None]).flatten())
-    return grid.view(mesh)
+    grid = points.new_zeros(mesh)
+    _run(spread_kernel(order, tuple(derivatives)), points, values, grid)
+    return grid
 
 
 @torch.library.custom_op("nvdd_pme::gather", mutates_args=())
 def _gather(points: torch.Tensor, grid: torch.Tensor, derivatives: list[int], order: int) -> torch.Tensor:
     """Read the mesh at the points with each derivative of the spline (n, D): the transpose of `_spread`."""
-    index, weights = _stencil(points, list(grid.shape), derivatives, order)
-    return (grid.flatten()[index][:, None] @ weights)[:, 0]
+    values = points.new_empty((points.shape[0], len(derivatives) // 3))
+    _run(gather_kernel(order, tuple(derivatives)), points, values, grid)
+    return values
+
+
+def _run(kernel: Any, points: torch.Tensor, values: torch.Tensor, grid: torch.Tensor) -> None:
+    arguments = (points.contiguous(), values.contiguous(), grid.contiguous(), *grid.shape)
+    launch(kernel, points.shape[0], arguments)
 
 
 @_spread.register_fake

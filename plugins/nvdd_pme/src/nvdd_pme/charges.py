@@ -1,0 +1,151 @@
+"""Where charges come from: another model, an option that gives them per element, or a column of the structure file.
+
+Key objects: `parse_charges`, `Charges`. Layer: plugin.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from ase.data import atomic_numbers, chemical_symbols
+
+from nvdd_core.errors import InputError
+from nvdd_core.runtime import LocalBatch
+
+COLUMNS = ("charges", "initial_charges")
+"""Columns of a structure file that are read, the first that there is."""
+
+_HOW = (
+    "give the structure file a column 'charges' or 'initial_charges' (e), or --option charges=\"Na=1,Cl=-1\", or put a "
+    "model in front that predicts them"
+)
+
+
+def parse_charges(model: str, value: object) -> dict[int, float]:
+    """Read the option ``charges``: text such as ``"Na=1,Cl=-1"``, or a mapping of symbols to numbers.
+
+    Raises
+    ------
+    InputError
+        Naming the part that can't be read.
+    """
+    if value is None:
+        return {}
+    pairs: list[tuple[str, Any]]
+    if isinstance(value, str):
+        parts = [part.partition("=") for part in value.split(",")]
+        pairs = [(symbol.strip(), number.strip()) for symbol, _, number in parts]
+    elif isinstance(value, Mapping):
+        pairs = [(str(symbol), number) for symbol, number in value.items()]
+    else:
+        raise InputError(f'{model}: option charges = {value!r}: expected text such as "Na=1,Cl=-1"')
+    found: dict[int, float] = {}
+    for symbol, number in pairs:
+        if symbol not in atomic_numbers:
+            raise InputError(f"{model}: option charges: '{symbol}' is no element; write \"Na=1,Cl=-1\"")
+        if atomic_numbers[symbol] in found:
+            raise InputError(f"{model}: option charges gives {symbol} twice")
+        found[atomic_numbers[symbol]] = _number(model, symbol, number)
+    return found
+
+
+def _number(model: str, symbol: str, value: Any) -> float:
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not abs(number) < 1e6:  # also not a number
+        raise InputError(
+            f"{model}: option charges: the charge of {symbol} is {value!r}; expected a number of e"
+        )
+    return number
+
+
+class Charges:
+    """Charges of local rows.
+
+    A differentiable field ``charges`` is what another model computed and comes first; then the option; then a column
+    of the structure file.
+
+    Parameters
+    ----------
+    model : str
+        Name for messages.
+    by_number : mapping of int to float
+        Charge (e) by atomic number; empty if the option is not given.
+    """
+
+    def __init__(self, model: str, by_number: Mapping[int, float]) -> None:
+        self.model, self.by_number = model, dict(by_number)
+        table = torch.full((len(chemical_symbols) + 1,), torch.nan, dtype=torch.float64)
+        for number, charge in self.by_number.items():
+            table[number] = charge
+        self._table = table
+        self._seen: tuple[weakref.ref[torch.Tensor], int] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to one process."""
+        return {**self.__dict__, "_seen": None}
+
+    def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
+        """Raise InputError for an element without a charge, where the option says what elements have."""
+        if not self.by_number:
+            return
+        bad = self._of(numbers).isnan()
+        if not bool(bad.any()):
+            return
+        first = int(ids[bad].min())
+        number = int(numbers[ids == first][0])
+        symbol = chemical_symbols[number] if 0 <= number < len(chemical_symbols) else f"number {number}"
+        known = ",".join(chemical_symbols[n] for n in self.by_number)
+        raise InputError(
+            f"{self.model}: option charges says nothing of {symbol} (atom {first}); it gives {known}"
+        )
+
+    def __call__(self, batch: LocalBatch) -> torch.Tensor:
+        """Return the charges (n_local,), float64, e.
+
+        Raises
+        ------
+        InputError
+            When there are none, or a column has another shape or a value that is not finite.
+        """
+        name = next((name for name in COLUMNS if name in batch.fields), None)
+        given = None if name is None else batch.fields[name]
+        if name == COLUMNS[0] and given is not None and given.requires_grad:
+            return self._shaped(name, given, batch).double()
+        if self.by_number:
+            return self._of(batch.numbers)
+        if name is None or given is None:
+            raise InputError(f"{self.model}: the atoms have no charges: {_HOW}")
+        self._check_finite(name, self._shaped(name, given, batch), batch)
+        return given.double()
+
+    def _of(self, numbers: torch.Tensor) -> torch.Tensor:
+        if self._table.device != numbers.device:
+            self._table = self._table.to(numbers.device)
+        inside = (numbers >= 0) & (numbers < len(chemical_symbols))
+        return self._table[torch.where(inside, numbers, len(chemical_symbols))]
+
+    def _shaped(self, name: str, given: torch.Tensor, batch: LocalBatch) -> torch.Tensor:
+        if given.shape != (batch.n_local,):
+            raise InputError(
+                f"{self.model}: the field '{name}' has shape {tuple(given.shape)}; expected one number for each of "
+                f"{batch.n_local} local rows"
+            )
+        return given
+
+    def _check_finite(self, name: str, given: torch.Tensor, batch: LocalBatch) -> None:
+        """Look at a column once, not in every step."""
+        if self._seen is not None and self._seen[0]() is given and self._seen[1] == given._version:
+            return
+        bad = ~torch.isfinite(given[: batch.n_owned].double())
+        if bool(bad.any()):
+            first = int(batch.ids[: batch.n_owned][bad].min())
+            raise InputError(
+                f"{self.model}: the charge of atom {first} (column '{name}') is not finite; mend the file"
+            )
+        self._seen = (weakref.ref(given), given._version)

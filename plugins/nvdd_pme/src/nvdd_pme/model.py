@@ -1,0 +1,370 @@
+"""The models ``ewald`` and ``pme``: the Coulomb energy of point charges in periodic cells.
+
+Key objects: `load_ewald`, `load_pme`, `Coulomb`. The energy is half of charge times potential: pairs within the cutoff,
+the reciprocal sum, each charge's own term, and for a net charge the uniform background that neutralises it. All is
+computed in float64. Invariant: a model holds no row of the system. Layer: plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from typing import Any, Protocol
+
+import ase.units
+import torch
+
+from nvdd_core.errors import InputError
+from nvdd_core.graph import NeighborList
+from nvdd_core.runtime import LocalBatch, MLIPSpec, to_local
+from nvdd_core.spec import StrategyKind
+from nvdd_pme.charges import Charges, parse_charges
+from nvdd_pme.parameters import Options, Splitting, choose_mesh, choose_waves
+from nvdd_pme.real_space import Pairs, pair_energy, pair_potential
+from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh, n_ranks
+from nvdd_pme.spec import coulomb_spec
+from nvdd_pme.waves import WaveSum
+
+COULOMB = ase.units.Hartree * ase.units.Bohr
+"""e^2 / (4 pi epsilon_0), eV Angstrom."""
+
+ENGINES = ("auto", "replicated", "sharded")
+_LOG = logging.getLogger("nvdd.plugins")
+_PER_ROW = frozenset({"node_energy", "charge_gradient"})
+
+
+def load_ewald(
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    charges: object = None,
+    cutoff: float = 9.0,
+    accuracy: float = 1e-5,
+    alpha: float | None = None,
+    k_cutoff: float | None = None,
+) -> Coulomb:
+    """Make the Ewald sum.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Of positions and results, float32 or float64; sums are float64.
+    device : torch.device
+    charges : str or mapping, optional
+        Charges by element, ``"Na=1,Cl=-1"``, e; default: a column of the structure file or another model's.
+    cutoff : float
+        Of real space, Angstrom.
+    accuracy : float
+        Asked relative force error, from which `alpha` (1/Angstrom) and `k_cutoff` (1/Angstrom) follow.
+    alpha, k_cutoff : float, optional
+
+    Raises
+    ------
+    InputError
+        An option that makes no sense.
+    """
+    options = Options.read("ewald", cutoff=cutoff, accuracy=accuracy, alpha=alpha, k_cutoff=k_cutoff)
+    return Coulomb("ewald", options, _Waves(), charges, dtype=dtype, device=device)
+
+
+def load_pme(
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    charges: object = None,
+    cutoff: float = 9.0,
+    accuracy: float = 1e-5,
+    alpha: float | None = None,
+    order: int | None = None,
+    spacing: float | None = None,
+    engine: str = "auto",
+) -> Coulomb:
+    """Make particle-mesh Ewald.
+
+    Parameters
+    ----------
+    dtype, device, charges, cutoff, accuracy, alpha
+        As for `load_ewald`.
+    order : int, optional
+        Of splines, 4 to 8.
+    spacing : float, optional
+        Largest distance of mesh points, Angstrom.
+    engine : str
+        ``replicated`` (each rank has the whole mesh), ``sharded`` (each has a part) or ``auto`` (by size).
+
+    Raises
+    ------
+    InputError
+        An option that makes no sense.
+    """
+    options = Options.read("pme", cutoff=cutoff, accuracy=accuracy, alpha=alpha, order=order, spacing=spacing)
+    if engine not in ENGINES:
+        raise InputError(f"pme: option engine = {engine!r}: expected one of {', '.join(ENGINES)}")
+    return Coulomb("pme", options, _Mesh(engine), charges, dtype=dtype, device=device)
+
+
+class LongRange(Protocol):
+    """The reciprocal part of one model."""
+
+    def choose(self, cell: torch.Tensor, options: Options) -> Splitting:
+        """Return what fits a cell."""
+        ...
+
+    def evaluate(
+        self,
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        chosen: Splitting,
+        potential: bool,
+    ) -> torch.Tensor:
+        """See `nvdd_pme.reciprocal.ReciprocalEngine`."""
+        ...
+
+
+class _Waves:
+    """Structure factors."""
+
+    choose = staticmethod(choose_waves)
+
+    def __init__(self) -> None:
+        self._engine = WaveSum()
+
+    def evaluate(
+        self,
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        chosen: Splitting,
+        potential: bool,
+    ) -> torch.Tensor:
+        return self._engine(
+            positions,
+            charges,
+            cell,
+            alpha=chosen.alpha,
+            reach=chosen.size,
+            k_cutoff=chosen.k_cutoff,
+            potential=potential,
+        )
+
+
+class _Mesh:
+    """A mesh, by one of the engines."""
+
+    choose = staticmethod(choose_mesh)
+
+    def __init__(self, engine: str) -> None:
+        self._engine = engine
+        self._replicated = ReplicatedMesh()
+
+    def evaluate(
+        self,
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        chosen: Splitting,
+        potential: bool,
+    ) -> torch.Tensor:
+        return self._engine_for(chosen)(
+            positions,
+            charges,
+            cell,
+            alpha=chosen.alpha,
+            mesh=chosen.size,
+            order=chosen.order,
+            potential=potential,
+        )
+
+    def _engine_for(self, chosen: Splitting) -> ReciprocalEngine:
+        return self._replicated
+
+
+class Coulomb:
+    """Energy of point charges in cells that are periodic in three dimensions.
+
+    Parameters
+    ----------
+    name : str
+        ``ewald`` or ``pme``.
+    options : Options
+    long_range : LongRange
+    charges : str, mapping or None
+        See `nvdd_pme.charges.parse_charges`.
+    dtype : torch.dtype
+    device : torch.device
+
+    Attributes
+    ----------
+    chosen : tuple of Splitting
+        What was chosen for each system of the last evaluation.
+    """
+
+    layers = 1
+    outputs = frozenset({"energy", "forces", "stress", "node_energy", "charge_gradient"})
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        long_range: LongRange,
+        charges: object,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        if dtype not in (torch.float32, torch.float64):
+            raise InputError(f"{name}: dtype {dtype} is not served; give float32 or float64")
+        self.name, self.options, self.dtype = name, options, dtype
+        self.device = torch.device(device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise InputError(f"{name}: device {self.device} is not served; give cpu or cuda")
+        self.cutoff = options.cutoff
+        self.chosen: tuple[Splitting, ...] = ()
+        self._charges = Charges(name, parse_charges(name, charges))
+        self._long_range = long_range
+        self._lists: _Lists | None = None
+
+    @property
+    def neighbor_form(self) -> str:
+        """Half lists on the CPU, where the kernel is sequential; full ones on a GPU."""
+        return "half" if self.device.type == "cpu" else "full"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to one process and one list."""
+        return {**self.__dict__, "_lists": None}
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        """Return what the model needs under a strategy."""
+        return coulomb_spec(strategy)
+
+    def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
+        """Raise InputError for an element that the option ``charges`` leaves out."""
+        self._charges.check(numbers, ids)
+
+    def describe(self) -> str:
+        """Return what was asked for and what was chosen, for people; after an evaluation."""
+        asked = f"cutoff {self.cutoff:g} A, force error {self.options.accuracy:g}"
+        return "; ".join([asked, *dict.fromkeys(map(str, self.chosen))])
+
+    def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
+        """Evaluate this rank's share (collective).
+
+        Returns
+        -------
+        dict
+            ``energy`` (S,), eV, a share of each system's; or, where outputs of rows are asked for, ``node_energy``
+            (n_owned,), eV, and ``charge_gradient`` (n_owned,), dE/dq, V. All differentiable.
+        """
+        self._refuse_open(batch)
+        self._choose(batch)
+        charges = self._charges(batch)
+        if not batch.requested & _PER_ROW:
+            return {"energy": COULOMB * self._energy(batch, charges)}
+        potential = COULOMB * self._potential(batch, charges)
+        return {
+            "node_energy": (0.5 * charges[: batch.n_owned] * potential).to(self.dtype),
+            "charge_gradient": potential.to(self.dtype),
+        }
+
+    __call__ = forward
+
+    # -- the two ways to the energy ------------------------------------------------------------------------------
+
+    def _energy(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of the energies, (S,), e^2/Angstrom."""
+        lists, system = self._lists_of(batch), to_local(batch.system)
+        points, extended = self._extended(batch, charges)
+        near = pair_energy(
+            points,
+            extended,
+            system[batch.neighbors.extended_rows],
+            lists.energy,
+            n_systems=batch.n_systems,
+            alpha=self.options.splitting,
+            cutoff=self.cutoff,
+        )
+        mine = charges[: batch.n_owned]
+        own = near.new_zeros(batch.n_systems).index_add(0, system[: batch.n_owned], mine.square())
+        far = torch.stack([self._reciprocal(batch, charges, s, False) for s in range(batch.n_systems)])
+        return near - self.options.splitting / math.sqrt(math.pi) * own + far
+
+    def _potential(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
+        """Return dE/dq of owned rows, (n_owned,), e/Angstrom."""
+        lists = self._lists_of(batch)
+        points, extended = self._extended(batch, charges)
+        near = pair_potential(
+            points, extended, lists.potential, alpha=self.options.splitting, cutoff=self.cutoff
+        )
+        rows = batch.neighbors.extended_rows
+        near = near.new_zeros(batch.n_local).index_add(0, rows, near)[: batch.n_owned]
+        far = torch.zeros_like(near)
+        for s in range(batch.n_systems):
+            far = far.index_add(0, self._rows(batch, s), self._reciprocal(batch, charges, s, True))
+        own = (2.0 * self.options.splitting / math.sqrt(math.pi)) * charges[: batch.n_owned]
+        return near - own + far
+
+    def _extended(self, batch: LocalBatch, charges: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return places and charges of the extended rows."""
+        positions, system = to_local(batch.positions).double(), to_local(batch.system)
+        points = batch.neighbors.extend(positions, batch.cell.double(), system)
+        return points, charges[batch.neighbors.extended_rows]
+
+    def _reciprocal(self, batch: LocalBatch, charges: torch.Tensor, s: int, potential: bool) -> torch.Tensor:
+        rows = self._rows(batch, s)
+        return self._long_range.evaluate(
+            to_local(batch.positions)[rows].double(),
+            charges[rows],
+            batch.cell[s].double(),
+            self.chosen[s],
+            potential,
+        )
+
+    def _rows(self, batch: LocalBatch, s: int) -> torch.Tensor:
+        """Return this rank's owned rows of system s."""
+        if batch.n_systems == 1:
+            return torch.arange(batch.n_owned, device=batch.cell.device)
+        return (to_local(batch.system)[: batch.n_owned] == s).nonzero()[:, 0]
+
+    # -- what is chosen and kept -----------------------------------------------------------------------------------
+
+    def _refuse_open(self, batch: LocalBatch) -> None:
+        periodic = batch.pbc.all(1).tolist()
+        if not all(periodic):
+            raise InputError(
+                f"{self.name}: system {periodic.index(False)} is not periodic in all three directions, so its Coulomb "
+                "sum is another one; set pbc='T T T' with vacuum around a slab or a molecule"
+            )
+
+    def _choose(self, batch: LocalBatch) -> None:
+        """Choose parameters for each cell, and say so when they change."""
+        cells = batch.cell.detach().double().cpu()
+        chosen = tuple(self._long_range.choose(cell, self.options) for cell in cells)
+        if chosen != self.chosen:
+            self.chosen = chosen
+            _LOG.info("%s: %s", self.name, self.describe())
+
+    def _lists_of(self, batch: LocalBatch) -> _Lists:
+        if self._lists is None or self._lists.neighbors() is not batch.neighbors:
+            self._lists = _Lists(batch.neighbors)
+        return self._lists
+
+
+class _Lists:
+    """How the edges of one neighbour list count; the list is not kept alive."""
+
+    def __init__(self, neighbors: NeighborList) -> None:
+        self.neighbors = weakref.ref(neighbors)
+        self.energy = Pairs.for_energy(neighbors)
+        self._potential: Pairs | None = None
+
+    @property
+    def potential(self) -> Pairs:
+        """See `Pairs.for_potential`."""
+        if self._potential is None:
+            neighbors = self.neighbors()
+            if neighbors is None:
+                raise ReferenceError("the neighbour list is gone")
+            self._potential = Pairs.for_potential(neighbors)
+        return self._potential

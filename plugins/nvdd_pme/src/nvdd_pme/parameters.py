@@ -1,0 +1,205 @@
+"""Splitting, wave vectors and mesh for an asked error, from the cell and the cutoff alone.
+
+Key objects: `Options` (what the user asks for), `Splitting` (what is chosen), `choose_waves`, `choose_mesh`. The error
+is that of forces in units of ``q^2 / d^2``, d being a cubic lattice's spacing of the charges' density: how large
+Coulomb forces between neighbours are. Nothing of a rank's own rows is looked at, so all ranks, and any number of ranks,
+choose alike. Layer: plugin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from nvdd_core.errors import InputError
+from nvdd_pme.pair_kernels import LARGEST_SPLITTING
+
+ORDERS = (4, 5, 6, 7, 8)
+"""Orders of splines that can be asked for; lower ones have no second derivative."""
+
+_MARGIN = 4.0
+"""Part of the asked error that real space and wave vectors each may use up, inverted."""
+
+# Largest force error is about COEFFICIENT[order] * (alpha * spacing)^order; see benchmarks/pme.py --calibrate.
+COEFFICIENT = {4: 0.05, 5: 0.02, 6: 0.01, 7: 0.005, 8: 0.003}
+
+LARGEST_MESH = 2**31 - 1
+LARGEST_WAVES = 4_000_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user asks for; None is chosen by `accuracy`.
+
+    Attributes
+    ----------
+    cutoff : float
+        Of real space, Angstrom.
+    accuracy : float
+        Relative force error.
+    alpha : float, optional
+        1/Angstrom.
+    k_cutoff : float, optional
+        Largest wave vector of the Ewald sum, 1/Angstrom.
+    order : int, optional
+        Of splines.
+    spacing : float, optional
+        Largest distance of mesh points, Angstrom.
+    """
+
+    cutoff: float = 9.0
+    accuracy: float = 1e-5
+    alpha: float | None = None
+    k_cutoff: float | None = None
+    order: int | None = None
+    spacing: float | None = None
+
+    @classmethod
+    def read(cls, model: str, **given: object) -> Options:
+        """Check options as they come from a command line.
+
+        Raises
+        ------
+        InputError
+            Naming the option, its value and what is expected.
+        """
+        found: dict[str, float | int | None] = {}
+        for name, value in given.items():
+            low, high = _RANGES[name]
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+                raise InputError(
+                    f"{model}: option {name} = {value!r}: expected a number from {low:g} to {high:g}{_UNITS[name]}"
+                )
+            if name == "order" and value not in ORDERS:
+                raise InputError(
+                    f"{model}: option order = {value!r}: expected one of {', '.join(map(str, ORDERS))}"
+                )
+            found[name] = int(value) if name == "order" else float(value)
+        made = cls(**found)  # type: ignore[arg-type]
+        if made.splitting * made.cutoff > LARGEST_SPLITTING:
+            raise InputError(
+                f"{model}: option alpha = {made.splitting:g} with cutoff = {made.cutoff:g}: their product may be "
+                f"{LARGEST_SPLITTING:g} at most"
+            )
+        return made
+
+    @property
+    def digits(self) -> float:
+        """x with exp(-x^2) = accuracy / margin."""
+        return math.sqrt(math.log(_MARGIN / self.accuracy))
+
+    @property
+    def splitting(self) -> float:
+        """The splitting parameter, 1/Angstrom."""
+        return self.digits / self.cutoff if self.alpha is None else self.alpha
+
+
+_RANGES = {
+    "cutoff": (0.5, 100.0),
+    "accuracy": (1e-14, 0.1),
+    "alpha": (1e-3, 16.0),
+    "k_cutoff": (1e-3, 1e3),
+    "order": (min(ORDERS), max(ORDERS)),
+    "spacing": (1e-3, 100.0),
+}
+_UNITS = {
+    "cutoff": " Angstrom",
+    "accuracy": "",
+    "alpha": " 1/Angstrom",
+    "k_cutoff": " 1/Angstrom",
+    "order": "",
+    "spacing": " Angstrom",
+}
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """What was chosen for one cell.
+
+    Attributes
+    ----------
+    alpha : float
+        1/Angstrom.
+    size : tuple of int
+        Mesh points along each axis, or the largest frequency.
+    order : int
+        Of splines; 0 for the Ewald sum.
+    k_cutoff : float
+        1/Angstrom; 0 for a mesh.
+    """
+
+    alpha: float
+    size: tuple[int, int, int]
+    order: int = 0
+    k_cutoff: float = 0.0
+
+    def __str__(self) -> str:
+        if self.order:
+            mesh = " x ".join(map(str, self.size))
+            return f"alpha {self.alpha:.4g}/A, mesh {mesh}, order {self.order}"
+        return f"alpha {self.alpha:.4g}/A, wave vectors to {self.k_cutoff:.4g}/A"
+
+
+Chooser = Callable[[torch.Tensor, Options], Splitting]
+
+
+def choose_waves(cell: torch.Tensor, options: Options) -> Splitting:
+    """Choose wave vectors for a cell (3, 3), float64, on the CPU."""
+    alpha = options.splitting
+    k_cutoff = 2.0 * alpha * options.digits if options.k_cutoff is None else options.k_cutoff
+    reach = [math.floor(k_cutoff * side / (2.0 * math.pi) + 1e-9) for side in _sides(cell)]
+    waves = math.prod(2 * n + 1 for n in reach)
+    if waves > 8 * LARGEST_WAVES:
+        raise InputError(
+            f"ewald: a cell of {' x '.join(f'{s:.4g}' for s in _sides(cell))} A needs {waves / 4:.1e} wave vectors: "
+            "use the model pme, or a larger cutoff"
+        )
+    return Splitting(alpha, (reach[0], reach[1], reach[2]), k_cutoff=k_cutoff)
+
+
+def choose_mesh(cell: torch.Tensor, options: Options) -> Splitting:
+    """Choose mesh and order for a cell (3, 3), float64, on the CPU."""
+    alpha = options.splitting
+    order = _order(options.accuracy) if options.order is None else options.order
+    spacing = _spacing(alpha, order, options.accuracy) if options.spacing is None else options.spacing
+    sides = _sides(cell)
+    if max(sides) / spacing > 1e5:
+        raise InputError(f"pme: a mesh {spacing:.3g} A wide is too fine for a cell {max(sides):.4g} A long")
+    size = [smooth(max(math.ceil(side / spacing), order)) for side in sides]
+    if math.prod(size) > LARGEST_MESH:
+        raise InputError(f"pme: a mesh of {' x '.join(map(str, size))} is too large; give a larger cutoff")
+    return Splitting(alpha, (size[0], size[1], size[2]), order=order)
+
+
+def _sides(cell: torch.Tensor) -> list[float]:
+    """Lengths of the lattice vectors: a wave vector k has a frequency of at most k * length / 2 pi along each."""
+    return [float(side) for side in torch.linalg.vector_norm(cell, dim=1)]
+
+
+def _order(accuracy: float) -> int:
+    for order, finest in ((4, 1e-3), (5, 1e-5), (6, 1e-6), (7, 1e-8)):
+        if accuracy >= finest:
+            return order
+    return 8
+
+
+def _spacing(alpha: float, order: int, accuracy: float) -> float:
+    error: float = (accuracy / COEFFICIENT[order]) ** (1.0 / order)
+    return error / alpha
+
+
+def smooth(n: int) -> int:
+    """Return the next number from n on whose prime factors are 2, 3 and 5, which transforms do fast."""
+    while True:
+        rest = n
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return n
+        n += 1
