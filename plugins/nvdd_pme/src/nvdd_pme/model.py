@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import weakref
+from functools import cached_property
 from typing import Any, Protocol
 
 import ase.units
@@ -21,8 +22,8 @@ from nvdd_core.runtime import LocalBatch, MLIPSpec, to_local
 from nvdd_core.spec import StrategyKind
 from nvdd_pme.charges import Charges, parse_charges
 from nvdd_pme.parameters import Options, Splitting, choose_mesh, choose_waves
-from nvdd_pme.real_space import Pairs, pair_energy, pair_potential
-from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh, n_ranks
+from nvdd_pme.real_space import Pairs, owned_receivers, pair_energy, pair_potential
+from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh
 from nvdd_pme.spec import coulomb_spec
 from nvdd_pme.waves import WaveSum
 
@@ -275,11 +276,11 @@ class Coulomb:
     def _energy(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the energies, (S,), e^2/Angstrom."""
         lists, system = self._lists_of(batch), to_local(batch.system)
-        points, extended = self._extended(batch, charges)
+        points, extended = self._extended(batch, charges, lists)
         near = pair_energy(
             points,
             extended,
-            system[batch.neighbors.extended_rows],
+            system[lists.rows],
             lists.energy,
             n_systems=batch.n_systems,
             alpha=self.options.splitting,
@@ -288,28 +289,31 @@ class Coulomb:
         mine = charges[: batch.n_owned]
         own = near.new_zeros(batch.n_systems).index_add(0, system[: batch.n_owned], mine.square())
         far = torch.stack([self._reciprocal(batch, charges, s, False) for s in range(batch.n_systems)])
-        return near - self.options.splitting / math.sqrt(math.pi) * own + far
+        energy: torch.Tensor = near - self.options.splitting / math.sqrt(math.pi) * own + far
+        return energy
 
     def _potential(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
         """Return dE/dq of owned rows, (n_owned,), e/Angstrom."""
         lists = self._lists_of(batch)
-        points, extended = self._extended(batch, charges)
+        points, extended = self._extended(batch, charges, lists)
         near = pair_potential(
             points, extended, lists.potential, alpha=self.options.splitting, cutoff=self.cutoff
         )
-        rows = batch.neighbors.extended_rows
-        near = near.new_zeros(batch.n_local).index_add(0, rows, near)[: batch.n_owned]
+        near = near.new_zeros(batch.n_local).index_add(0, lists.rows, near)[: batch.n_owned]
         far = torch.zeros_like(near)
         for s in range(batch.n_systems):
             far = far.index_add(0, self._rows(batch, s), self._reciprocal(batch, charges, s, True))
         own = (2.0 * self.options.splitting / math.sqrt(math.pi)) * charges[: batch.n_owned]
-        return near - own + far
+        potential: torch.Tensor = near - own + far
+        return potential
 
-    def _extended(self, batch: LocalBatch, charges: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _extended(
+        self, batch: LocalBatch, charges: torch.Tensor, lists: _Lists
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return places and charges of the extended rows."""
         positions, system = to_local(batch.positions).double(), to_local(batch.system)
-        points = batch.neighbors.extend(positions, batch.cell.double(), system)
-        return points, charges[batch.neighbors.extended_rows]
+        points = lists.edges.extend(positions, batch.cell.double(), system)
+        return points, charges[lists.rows]
 
     def _reciprocal(self, batch: LocalBatch, charges: torch.Tensor, s: int, potential: bool) -> torch.Tensor:
         rows = self._rows(batch, s)
@@ -325,7 +329,8 @@ class Coulomb:
         """Return this rank's owned rows of system s."""
         if batch.n_systems == 1:
             return torch.arange(batch.n_owned, device=batch.cell.device)
-        return (to_local(batch.system)[: batch.n_owned] == s).nonzero()[:, 0]
+        mine: torch.Tensor = to_local(batch.system)[: batch.n_owned]
+        return (mine == s).nonzero()[:, 0]
 
     # -- what is chosen and kept -----------------------------------------------------------------------------------
 
@@ -346,25 +351,32 @@ class Coulomb:
             _LOG.info("%s: %s", self.name, self.describe())
 
     def _lists_of(self, batch: LocalBatch) -> _Lists:
-        if self._lists is None or self._lists.neighbors() is not batch.neighbors:
+        if self._lists is None or self._lists.given() is not batch.neighbors:
             self._lists = _Lists(batch.neighbors)
         return self._lists
 
 
 class _Lists:
-    """How the edges of one neighbour list count; the list is not kept alive."""
+    """How the edges of one neighbour list count.
+
+    Attributes
+    ----------
+    given : weak reference
+        The list that this was made for.
+    edges : NeighborList
+        The list in use.
+    rows : Tensor, shape (n_extended,), int64
+        Local row of each of its extended rows.
+    energy, potential : Pairs
+    """
 
     def __init__(self, neighbors: NeighborList) -> None:
-        self.neighbors = weakref.ref(neighbors)
-        self.energy = Pairs.for_energy(neighbors)
-        self._potential: Pairs | None = None
+        self.given = weakref.ref(neighbors)
+        self.edges = owned_receivers(neighbors)
+        self.rows = self.edges.extended_rows
+        self.energy = Pairs.for_energy(self.edges)
 
-    @property
+    @cached_property
     def potential(self) -> Pairs:
         """See `Pairs.for_potential`."""
-        if self._potential is None:
-            neighbors = self.neighbors()
-            if neighbors is None:
-                raise ReferenceError("the neighbour list is gone")
-            self._potential = Pairs.for_potential(neighbors)
-        return self._potential
+        return Pairs.for_potential(self.edges)

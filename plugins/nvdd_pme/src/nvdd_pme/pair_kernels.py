@@ -232,7 +232,7 @@ def _gpu_kernel() -> Any:
         alpha: Any,
         cutoff_squared: Any,
     ) -> None:
-        i = wp.tid()
+        i: Any = wp.tid()
         x = packed[4 * i]
         y = packed[4 * i + 1]
         z = packed[4 * i + 2]

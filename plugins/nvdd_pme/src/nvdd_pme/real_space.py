@@ -41,8 +41,10 @@ class Pairs:
 
     @classmethod
     def for_energy(cls, neighbors: NeighborList) -> Pairs:
-        """Return edges for the energy of owned rows: half of a pair with a ghost, all of one between owned rows."""
-        neighbors = _owned_receivers(neighbors)
+        """Return edges for the energy of owned rows: half of a pair with a ghost, all of one between owned rows.
+
+        The list is one of `owned_receivers`; so it is for `for_potential`.
+        """
         mine = neighbors.extended_rows < neighbors.n_owned
         if neighbors.form == "half":
             part = torch.where(mine, 1.0, 0.5).double()
@@ -57,7 +59,6 @@ class Pairs:
     @classmethod
     def for_potential(cls, neighbors: NeighborList) -> Pairs:
         """Return edges for the potential at owned rows: all of each pair for an owned end, nothing for a ghost."""
-        neighbors = _owned_receivers(neighbors)
         mine = (neighbors.extended_rows < neighbors.n_owned).double()
         back = mine if neighbors.form == "half" else torch.zeros_like(mine)
         return cls._of(neighbors, torch.ones_like(mine), back)
@@ -72,8 +73,8 @@ class Pairs:
         return self.row_splits, self.senders, self.to_receiver, self.to_sender
 
 
-def _owned_receivers(neighbors: NeighborList) -> NeighborList:
-    """A wide halo's half list may have pairs under a ghost; its full list has owned receivers first."""
+def owned_receivers(neighbors: NeighborList) -> NeighborList:
+    """Return a list in which each pair is under an owned row; a wide halo's half list may have it under a ghost."""
     return neighbors if neighbors.n_receivers == neighbors.n_owned else neighbors.full()
 
 

@@ -70,7 +70,8 @@ def sum_over_ranks(share: torch.Tensor) -> torch.Tensor:
     mesh = current_dd_context().mesh
     if mesh is None or mesh.size == 1:
         return share
-    return exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
+    total: torch.Tensor = exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
+    return total
 
 
 def n_ranks() -> int:
@@ -84,15 +85,23 @@ def n_ranks() -> int:
 
 def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
     """Return the signed frequency of each place of a transform of length n, (n,) float64: 0, 1, ..., -2, -1."""
-    return torch.fft.fftfreq(n, 1.0 / n, dtype=torch.float64, device=device).round()
+    places: torch.Tensor = torch.fft.fftfreq(n, 1.0 / n, dtype=torch.float64, device=device)
+    return places.round()
 
 
-def spline_modulus(m: torch.Tensor, n: int, order: int) -> torch.Tensor:
-    """Return ``|sum_j M_p(j) exp(2 pi i m j / n)|^2``, by which spread charges are damped, (...) as `m`."""
-    zero = torch.zeros((), dtype=torch.float64, device=m.device)
-    weights = spline_weights(zero, order)
-    phase = (2.0 * math.pi / n) * m[..., None] * torch.arange(order, dtype=torch.float64, device=m.device)
-    return (weights * torch.cos(phase)).sum(-1).square() + (weights * torch.sin(phase)).sum(-1).square()
+def spline_damping(m: torch.Tensor, n: int, order: int) -> torch.Tensor:
+    """Return what undoes, in the energy, that charges were spread with splines, at frequencies `m` of `n`, (...).
+
+    A spread charge has U(m) = sinc(m / n)^order times its amplitude, and the mesh folds U(m + j n), all j, onto m. Of
+    all factors U(m)^2 / (sum_j U(m + j n)^2)^2 gives the least error of the energy averaged over where charges lie
+    between mesh points. The sum is a spline of twice the order at whole numbers, transformed. Zero at the Nyquist
+    frequency of an even n, whose two signs are different waves in a skewed cell.
+    """
+    weights = spline_weights(torch.zeros((), dtype=torch.float64, device=m.device), 2 * order)
+    place = torch.arange(2 * order, dtype=torch.float64, device=m.device) - order
+    folded = (weights * torch.cos((2.0 * math.pi / n) * m[..., None] * place)).sum(-1)
+    found = torch.sinc(m / n).pow(2 * order) / folded.square()
+    return torch.where(2.0 * m.abs() == n, 0.0, found)
 
 
 def influence(
@@ -117,14 +126,14 @@ def influence(
     Returns
     -------
     Tensor, shape (a, b, c), float64
-        Zero at the Nyquist frequency of an even axis, where a spline has no phase.
     """
     k2 = squared_lengths(cell, *torch.meshgrid(*frequency, indexing="ij"))
     damping: torch.Tensor = torch.ones((), dtype=torch.float64, device=cell.device)
     for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
-        along = torch.where(2.0 * m.abs() == n, 0.0, 1.0 / spline_modulus(m, n, order).clamp_min(1e-30))
-        damping = damping * along.view([-1 if a == axis else 1 for a in range(3)])
-    return damping * green(k2, torch.linalg.det(cell).abs(), alpha)
+        along = [-1 if a == axis else 1 for a in range(3)]
+        damping = damping * spline_damping(m, n, order).view(along)
+    g: torch.Tensor = damping * green(k2, torch.linalg.det(cell).abs(), alpha)
+    return g
 
 
 def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -132,7 +141,8 @@ def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: tor
     inverse = torch.linalg.inv(cell)  # columns are reciprocal vectors without 2 pi
     metric = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
     diagonal = metric[0, 0] * a * a + metric[1, 1] * b * b + metric[2, 2] * c * c
-    return diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
+    k2: torch.Tensor = diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
+    return k2
 
 
 def green(k2: torch.Tensor, volume: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -168,7 +178,8 @@ def mesh_energy(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
 def mesh_potential(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return the derivative of `mesh_energy` with respect to the charges on the mesh."""
     wave = torch.fft.rfftn(charge)
-    return 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
+    potential: torch.Tensor = 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
+    return potential
 
 
 def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
