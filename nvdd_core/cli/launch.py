@@ -65,8 +65,10 @@ def execute(task: str, job: JobConfig, *, debug: bool = False) -> None:
                 f"{wanted} ranks asked for, but the group that this process was started in has {group[1]}; "
                 "leave --ranks out or start the group with that size"
             )
+        _tell_start(job, *group)
         perform(task, job, rank=group[0])
     elif wanted is None or wanted == 1:
+        _tell_start(job)
         perform(task, job)
     else:
         most = _RANKS_BESIDE_CORES + _RANKS_A_CORE * (os.cpu_count() or 1)
@@ -74,8 +76,20 @@ def execute(task: str, job: JobConfig, *, debug: bool = False) -> None:
             raise InputError(
                 f"{wanted} ranks are more than this machine can start (at most {most}); give fewer --ranks"
             )
+        _tell_start(job, ranks=wanted)
         with tempfile.TemporaryDirectory(prefix="nvdd-launch-") as folder:
             _launch(task, job, wanted, Path(folder), debug)
+
+
+def _tell_start(job: JobConfig, rank: int = 0, ranks: int = 1) -> None:
+    """Say what takes the seconds before the first result: importing torch, making the model on every rank.
+
+    A run says so wherever its progress goes; an evaluation, whose standard error means that something is odd, only to
+    somebody at a terminal.
+    """
+    if rank == 0 and (isinstance(job, RunJob) or sys.stderr.isatty()):
+        sys.stderr.write(f"nvdd: starting {job.model} on {ranks} rank{'' if ranks == 1 else 's'}\n")
+        sys.stderr.flush()
 
 
 def perform(task: str, job: JobConfig, rank: int | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from nvdd_core import errors
-from nvdd_core.cli.config import EvaluateJob, build
+from nvdd_core.cli.config import EvaluateJob, RunJob, build
 from nvdd_core.cli.failures import FailureRecord, root_cause
 from nvdd_core.cli.launch import execute, worker_environment
 
@@ -168,6 +169,29 @@ def test_one_rank_runs_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(errors.InputError, match="bad"):
         execute("launch_tasks:all_fail", JOB)
+
+
+@pytest.mark.parametrize(
+    ("kind", "terminal", "told"), [(0, False, 1), (0, True, 1), (1, False, 0), (1, True, 1)]
+)
+def test_the_wait_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, kind: int, terminal: bool, told: int
+) -> None:
+    """Starting takes seconds, with a large model on a busy machine a minute: no silence until it is over."""
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(sys, "stderr", said)
+    job = build((RunJob, EvaluateJob)[kind], {"structure": "x.xyz", "model": "m"}, {})
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    execute("launch_tasks:say", job)
+    assert said.getvalue() == "nvdd: starting m on 1 rank\n" * told
+    monkeypatch.setenv("RANK", "1")  # of a group, one speaks
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    execute("launch_tasks:say", job)
+    assert said.getvalue() == "nvdd: starting m on 1 rank\n" * told
 
 
 def test_worker_environment(monkeypatch: pytest.MonkeyPatch) -> None:
