@@ -66,6 +66,6 @@ def functionals() -> dict[str, object]:
 
 if __name__ == "__main__":
     np.savez_compressed(OUT / "references.npz", **references())
-    text = json.dumps(functionals(), indent=0).replace(",\n\"s8", ', "s8').replace(",\n\"a", ', "a')
-    text = text.replace('{\n"s6', '{"s6').replace('\n}', "}")
+    text = json.dumps(functionals(), indent=0).replace(',\n"s8', ', "s8').replace(',\n"a', ', "a')
+    text = text.replace('{\n"s6', '{"s6').replace("\n}", "}")
     (OUT / "functionals.json").write_text(text + "\n")

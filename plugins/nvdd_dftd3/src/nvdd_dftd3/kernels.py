@@ -47,6 +47,7 @@ ENERGY_TYPES = {**_DISPERSION, "energy": _REALS}
 ENERGY_GRADIENT_TYPES = {
     **_DISPERSION,
     "weight": _REALS,
+    "energy": _REALS,
     "gradient": wp.array(dtype=wp.vec3d),
     "cn_gradient": _REALS,
 }
@@ -188,8 +189,8 @@ def energy_kernel(width: int) -> Any:
 
 
 @cache
-def energy_gradient_kernel(width: int) -> Any:
-    """Kernel that adds the derivative of ``sum_i weight_i energy_i`` with respect to points and coordination numbers.
+def energy_gradient_kernel(width: int) -> Any:  # noqa: PLR0915 - a kernel cannot be cut up
+    """Kernel that adds energies, and derivatives of ``sum_i weight_i energy_i`` by points and coordination numbers.
 
     Parameters
     ----------
@@ -198,7 +199,7 @@ def energy_gradient_kernel(width: int) -> Any:
         coordination number, 2 width numbers a row.
     """
 
-    def nvdd_dftd3_energy_gradient(
+    def nvdd_dftd3_energy_gradient(  # noqa: PLR0915
         points: Any,
         splits: Any,
         senders: Any,
@@ -213,6 +214,7 @@ def energy_gradient_kernel(width: int) -> Any:
         c6: Any,
         weights: Any,
         weight: Any,
+        energy: Any,
         gradient: Any,
         cn_gradient: Any,
     ) -> None:
@@ -220,6 +222,7 @@ def energy_gradient_kernel(width: int) -> Any:
         here = points[i]
         total = wp.vec3d()
         total_cn = wp.float64(0.0)
+        total_energy = wp.float64(0.0)
         own = n_species * species[i]
         own_share = wp.float64(0.0)
         if i < n_owned:
@@ -231,7 +234,8 @@ def energy_gradient_kernel(width: int) -> Any:
             if not (r2 > cutoff_squared):
                 home = rows[j]
                 share = own_share
-                if half == 1 and home < n_owned:
+                shared = half == 1 and home < n_owned
+                if shared:
                     share += weight[home]
                 other = species[home]
                 pair = pairs[own + other]
@@ -247,14 +251,20 @@ def energy_gradient_kernel(width: int) -> Any:
                 r4 = r2 * r2
                 six = wp.float64(1.0) / (r4 * r2 + pair[2])
                 eight = wp.float64(1.0) / (r4 * r4 + pair[3])
-                s6 = share * wp.float64(-0.5) * pair[0] * six
-                s8 = share * wp.float64(-0.5) * pair[1] * eight
-                total_cn += (s6 + s8) * c_here
-                wp.atomic_add(cn_gradient, home, (s6 + s8) * c_there)
+                s6 = wp.float64(-0.5) * pair[0] * six
+                s8 = wp.float64(-0.5) * pair[1] * eight
+                e = c * (s6 + s8)
+                total_energy += e
+                if shared:
+                    wp.atomic_add(energy, home, e)
+                total_cn += share * (s6 + s8) * c_here
+                wp.atomic_add(cn_gradient, home, share * (s6 + s8) * c_there)
                 slope = s6 * six * wp.float64(6.0) * r4 + s8 * eight * wp.float64(8.0) * r4 * r2
-                pull = d * (-c * slope)
+                pull = d * (-share * c * slope)
                 total += pull
                 wp.atomic_add(gradient, j, pull)
+        if i < n_owned:
+            wp.atomic_add(energy, i, total_energy)
         wp.atomic_add(cn_gradient, i, total_cn)
         wp.atomic_add(gradient, i, -total)
 

@@ -116,7 +116,8 @@ class DftD3:
         edges = (neighbors.row_splits, neighbors.senders, given.rows, half)
         references = given.references
         counted = coordination(points, given.radii, *edges, self.parameters.cn_cutoff)
-        energy = dispersion(
+        derive = torch.is_grad_enabled() and points.requires_grad
+        energy, _, _ = dispersion(
             points,
             refresh_neighbors(counted),
             given.species,
@@ -126,6 +127,7 @@ class DftD3:
             *edges,
             neighbors.n_owned,
             self.parameters.cutoff,
+            derive,
         )
         return {"node_energy": energy.to(self.dtype)}
 

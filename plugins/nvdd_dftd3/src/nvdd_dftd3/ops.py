@@ -2,17 +2,17 @@
 
 Key objects: `coordination` (``nvdd_dftd3::coordination``) and `dispersion` (``nvdd_dftd3::dispersion``), with
 their derivatives ``..._gradient``. Invariant: both have first derivatives with respect to everything that
-depends on positions; a second derivative raises `NvddError`, nothing is silently zero. Layer: plugin.
+depends on positions, by kernels, and higher ones in plain torch. Layer: plugin.
 """
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
-from nvdd_core.errors import NvddError
 from nvdd_dftd3 import kernels
+from nvdd_dftd3.formula import count_gradient_vjp, energy_gradient_vjp
 from nvdd_dftd3.references import References
 from nvdd_dftd3.start import launch
 
@@ -73,9 +73,7 @@ def coordination_gradient(
     gradient = torch.zeros_like(points, memory_format=torch.contiguous_format)
     given = (radii.contiguous(), weight.contiguous(), gradient)
     arguments = (*_list(points, splits, senders, rows, half, cutoff), n, *given)
-    launch(
-        kernels.count_gradient_kernel(), (n, _lanes(points)), arguments, kernels.COUNT_GRADIENT_TYPES
-    )
+    launch(kernels.count_gradient_kernel(), (n, _lanes(points)), arguments, kernels.COUNT_GRADIENT_TYPES)
     return gradient
 
 
@@ -93,7 +91,8 @@ def dispersion(
     half: bool,
     n_owned: int,
     cutoff: float,
-) -> torch.Tensor:
+    derive: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Sum pair energies into owned rows, half of a pair to each end.
 
     Parameters
@@ -107,22 +106,34 @@ def dispersion(
     reference_cn, reference_c6, pairs : Tensor
         See `References`.
     n_owned : int
+    derive : bool
+        Whether to compute derivatives of the sum of all energies in the same pass, which is nearly always what is
+        asked for next; a graph is kept either way.
 
     Returns
     -------
-    Tensor, shape (n_owned,)
-        eV.
+    energy (n_owned,), eV
+        Differentiable with respect to `points` and `cn`.
+    gradient (n_extended, 3), cn_gradient (n_local,)
+        With `derive`; otherwise empty. Not differentiable.
     """
+    tensors = (points, cn, species, reference_cn, reference_c6, pairs)
+    edges = (splits, senders, rows, half, n_owned, cutoff)
+    if derive:
+        return _derivatives(points.new_ones(n_owned), *tensors, *edges)
     n = splits.shape[0] - 1
     references = References(reference_cn, reference_c6, reference_cn, pairs)
     weights, _ = references.weights(cn, species.long())
     c6 = references.c6_rows(weights[:n], species[:n].long())
     energy = points.new_zeros(n_owned)
-    tables = (n_owned, species.contiguous(), pairs.shape[0], pairs.view(-1, 4), c6.view(-1), weights.view(-1))
-    arguments = (*_list(points, splits, senders, rows, half, cutoff), *tables, energy)
+    arguments = (
+        *_list(points, splits, senders, rows, half, cutoff),
+        n_owned,
+        *_tables(species, pairs, c6, weights),
+    )
     kernel = kernels.energy_kernel(reference_cn.shape[1])
-    launch(kernel, (n, _lanes(points)), arguments, kernels.ENERGY_TYPES)
-    return energy
+    launch(kernel, (n, _lanes(points)), (*arguments, energy), kernels.ENERGY_TYPES)
+    return energy, points.new_empty((0, 3)), points.new_empty(0)
 
 
 @torch.library.custom_op("nvdd_dftd3::dispersion_gradient", mutates_args=())
@@ -142,19 +153,43 @@ def dispersion_gradient(
     cutoff: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Differentiate ``sum_i weight_i energy_i`` with respect to `points`, (n_extended, 3), and `cn`, (n_local,)."""
+    tensors = (points, cn, species, reference_cn, reference_c6, pairs)
+    return _derivatives(weight, *tensors, splits, senders, rows, half, n_owned, cutoff)[1:]
+
+
+def _derivatives(
+    weight: torch.Tensor,
+    points: torch.Tensor,
+    cn: torch.Tensor,
+    species: torch.Tensor,
+    reference_cn: torch.Tensor,
+    reference_c6: torch.Tensor,
+    pairs: torch.Tensor,
+    splits: torch.Tensor,
+    senders: torch.Tensor,
+    rows: torch.Tensor,
+    half: bool,
+    n_owned: int,
+    cutoff: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return energies, and the derivatives of their weighted sum."""
     n = splits.shape[0] - 1
     references = References(reference_cn, reference_c6, reference_cn, pairs)
     both = references.weights(cn, species.long())
-    weights = torch.cat(both, dim=1)
     c6 = torch.cat([references.c6_rows(w[:n], species[:n].long()) for w in both], dim=2)
+    energy = points.new_zeros(n_owned)
     gradient = torch.zeros_like(points, memory_format=torch.contiguous_format)
     cn_gradient = torch.zeros_like(cn)
-    tables = (n_owned, species.contiguous(), pairs.shape[0], pairs.view(-1, 4), c6.view(-1), weights.view(-1))
-    found = (weight.contiguous(), gradient, cn_gradient)
-    arguments = (*_list(points, splits, senders, rows, half, cutoff), *tables, *found)
+    tables = _tables(species, pairs, c6, torch.cat(both, dim=1))
+    arguments = (*_list(points, splits, senders, rows, half, cutoff), n_owned, *tables, weight.contiguous())
     kernel = kernels.energy_gradient_kernel(reference_cn.shape[1])
-    launch(kernel, (n, _lanes(points)), arguments, kernels.ENERGY_GRADIENT_TYPES)
-    return gradient, cn_gradient
+    launch(
+        kernel,
+        (n, _lanes(points)),
+        (*arguments, energy, gradient, cn_gradient),
+        kernels.ENERGY_GRADIENT_TYPES,
+    )
+    return energy, gradient, cn_gradient
 
 
 @coordination.register_fake
@@ -168,8 +203,10 @@ def _(weight: torch.Tensor, points: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 @dispersion.register_fake
-def _(points: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return points.new_empty(rest[-2])
+def _(points: torch.Tensor, cn: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n_owned, _, derive = rest[-3:]
+    n, n_local = (points.shape[0], cn.shape[0]) if derive else (0, 0)
+    return points.new_empty(n_owned), points.new_empty((n, 3)), points.new_empty(n_local)
 
 
 @dispersion_gradient.register_fake
@@ -179,34 +216,66 @@ def _(
     return torch.empty_like(points, memory_format=torch.contiguous_format), torch.empty_like(cn)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.save_for_backward(*(value for value in inputs if isinstance(value, torch.Tensor)))
-    ctx.rest = tuple(value for value in inputs if not isinstance(value, torch.Tensor))
+def _keep_coordination(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.rest = inputs[5:]
 
 
-def _keep_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Nothing is kept: there is no second derivative."""
+def _keep_dispersion(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:9], *output[1:])
+    ctx.rest, ctx.derived = inputs[9:12], inputs[12]
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _keep_coordination_gradient(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.rest = inputs[6:]
+
+
+def _keep_dispersion_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:10])
+    ctx.rest = inputs[10:]
 
 
 def _coordination_backward(ctx: Any, weight: torch.Tensor) -> tuple[Any, ...]:
     return (coordination_gradient(weight, *ctx.saved_tensors, *ctx.rest), *(None,) * 6)
 
 
-def _dispersion_backward(ctx: Any, weight: torch.Tensor) -> tuple[Any, ...]:
-    return (*dispersion_gradient(weight, *ctx.saved_tensors, *ctx.rest), *(None,) * 10)
+def _dispersion_backward(ctx: Any, weight: torch.Tensor | None, *others: Any) -> tuple[Any, ...]:
+    if weight is None:
+        return (None,) * 13
+    *inputs, gradient, cn_gradient = ctx.saved_tensors
+    # what is kept here has no derivatives of its own, so not for a graph that is kept
+    if ctx.derived and not torch.is_grad_enabled() and bool((weight == weight[:1]).all()):
+        scale = weight[:1].sum()  # 0 without rows
+        return (gradient * scale, cn_gradient * scale, *(None,) * 11)
+    return (*dispersion_gradient(weight, *inputs, *ctx.rest), *(None,) * 11)
 
 
-def _refuse(ctx: Any, *gradients: torch.Tensor) -> NoReturn:
-    raise NvddError(
-        "dftd3: forces and stress can't be differentiated again: the kernels have first derivatives of the energy "
-        "only. Use finite differences of the forces for second derivatives"
-    )
+def _coordination_gradient_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
+    weight, points, radii, *tensors = ctx.saved_tensors
+    half, cutoff = ctx.rest
+    return (*count_gradient_vjp(gradient, weight, points, radii, (*tensors, half), cutoff), *(None,) * 6)
 
 
-coordination.register_autograd(_coordination_backward, setup_context=_keep)
-dispersion.register_autograd(_dispersion_backward, setup_context=_keep)
-coordination_gradient.register_autograd(_refuse, setup_context=_keep_nothing)
-dispersion_gradient.register_autograd(_refuse, setup_context=_keep_nothing)
+def _dispersion_gradient_backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    weight, points, cn, species, reference_cn, reference_c6, pairs, *tensors = ctx.saved_tensors
+    half, _, cutoff = ctx.rest
+    references = References(reference_cn, reference_c6, reference_cn, pairs)
+    edges = (*tensors, half)
+    found = energy_gradient_vjp(gradients, weight, points, cn, species, references, edges, cutoff)
+    return (*found, *(None,) * 10)
+
+
+coordination.register_autograd(_coordination_backward, setup_context=_keep_coordination)
+dispersion.register_autograd(_dispersion_backward, setup_context=_keep_dispersion)
+coordination_gradient.register_autograd(
+    _coordination_gradient_backward, setup_context=_keep_coordination_gradient
+)
+dispersion_gradient.register_autograd(
+    _dispersion_gradient_backward, setup_context=_keep_dispersion_gradient
+)
 
 
 def _list(
@@ -220,6 +289,13 @@ def _list(
     """Return what every kernel is given first."""
     tensors = (t.contiguous() for t in (points, splits, senders, rows))
     return (*tensors, int(half), cutoff * cutoff, _lanes(points))
+
+
+def _tables(
+    species: torch.Tensor, pairs: torch.Tensor, c6: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor | float, ...]:
+    """Return what both kernels of pair energies are given of elements and references."""
+    return species.contiguous(), pairs.shape[0], pairs.view(-1, 4), c6.view(-1), weights.view(-1)
 
 
 def _lanes(points: torch.Tensor) -> int:
