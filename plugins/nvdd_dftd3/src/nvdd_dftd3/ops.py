@@ -273,9 +273,7 @@ dispersion.register_autograd(_dispersion_backward, setup_context=_keep_dispersio
 coordination_gradient.register_autograd(
     _coordination_gradient_backward, setup_context=_keep_coordination_gradient
 )
-dispersion_gradient.register_autograd(
-    _dispersion_gradient_backward, setup_context=_keep_dispersion_gradient
-)
+dispersion_gradient.register_autograd(_dispersion_gradient_backward, setup_context=_keep_dispersion_gradient)
 
 
 def _list(
