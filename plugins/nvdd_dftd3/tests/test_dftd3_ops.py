@@ -9,6 +9,7 @@ from dftd3_cases import structures
 from nvdd_core.graph import build_neighbors
 from nvdd_core.partition import Box, Frame, segment_bounds
 from nvdd_core.runtime import Batch
+from nvdd_dftd3 import ops
 from nvdd_dftd3.ops import coordination, dispersion
 from nvdd_dftd3.parameters import parse_options
 from nvdd_dftd3.references import References
@@ -105,6 +106,21 @@ def test_third_derivative():
         step = h * torch.eye(3, dtype=torch.float64)[i]
         ends = [second(cn + step).detach(), second(cn - step).detach()]
         assert torch.allclose((ends[0] - ends[1]) / (2 * h), third[:, i], atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["half", "full"])
+def test_threads_that_share_a_receiver(monkeypatch, form):
+    """As on a GPU, where the sums of several threads are added."""
+    points, radii, tables, edges, n = arguments(form, 2, receivers_are_all=True)
+    found = []
+    for lanes in (1, 7):
+        monkeypatch.setattr(ops, "_lanes", lambda points, lanes=lanes: lanes)
+        cn = coordination(points, radii, *edges, 5.0)
+        derived = dispersion(points, cn, *tables, *edges, n, CUTOFF, True)
+        counts = ops.coordination_gradient(torch.ones_like(cn), points, radii, *edges, 5.0)
+        found.append((cn, *derived, counts, dispersion(points, cn, *tables, *edges, n, CUTOFF, False)[0]))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
 
 def test_registration():

@@ -97,7 +97,8 @@ def _pieces(edges: Edges) -> Pieces:
 
 
 def _lengths(points: torch.Tensor, receivers: torch.Tensor, senders: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(points[senders] - points[receivers], dim=1)
+    r: torch.Tensor = torch.linalg.vector_norm(points[senders] - points[receivers], dim=1)
+    return r
 
 
 def _shares(weight: torch.Tensor, receivers: torch.Tensor, homes: torch.Tensor, half: bool) -> torch.Tensor:

@@ -60,7 +60,7 @@ def _kernel(function: Any, types: dict[str, Any]) -> Any:
 
 @cache
 def count_kernel() -> Any:
-    """Kernel that adds to ``cn`` (n_receivers,) what each pair counts; launched with (n_receivers, lanes)."""
+    """Kernel that adds to ``cn`` (n_receivers,) what each pair counts; launched with n_receivers times lanes."""
 
     def nvdd_dftd3_count(
         points: Any,
@@ -74,7 +74,9 @@ def count_kernel() -> Any:
         radii: Any,
         cn: Any,
     ) -> None:
-        i, lane = wp.tid()
+        thread = wp.tid()
+        i = thread // lanes
+        lane = thread - i * lanes
         here = points[i]
         total = wp.float64(0.0)
         for k in range(splits[i] + lane, splits[i + 1], lanes):
@@ -111,7 +113,9 @@ def count_gradient_kernel() -> Any:
         weight: Any,
         gradient: Any,
     ) -> None:
-        i, lane = wp.tid()
+        thread = wp.tid()
+        i = thread // lanes
+        lane = thread - i * lanes
         here = points[i]
         total = wp.vec3d()
         for k in range(splits[i] + lane, splits[i + 1], lanes):
@@ -129,7 +133,7 @@ def count_gradient_kernel() -> Any:
                 pull = d * (-share * wp.float64(STEEPNESS) * count * (one - count) * ratio / r2)
                 total += pull
                 wp.atomic_add(gradient, j, pull)
-        wp.atomic_add(gradient, i, -total)
+        wp.atomic_add(gradient, i, total * wp.float64(-1.0))
 
     return _kernel(nvdd_dftd3_count_gradient, COUNT_GRADIENT_TYPES)
 
@@ -161,7 +165,9 @@ def energy_kernel(width: int) -> Any:
         weights: Any,
         energy: Any,
     ) -> None:
-        i, lane = wp.tid()
+        thread = wp.tid()
+        i = thread // lanes
+        lane = thread - i * lanes
         here = points[i]
         total = wp.float64(0.0)
         own = n_species * species[i]
@@ -218,7 +224,9 @@ def energy_gradient_kernel(width: int) -> Any:  # noqa: PLR0915 - a kernel canno
         gradient: Any,
         cn_gradient: Any,
     ) -> None:
-        i, lane = wp.tid()
+        thread = wp.tid()
+        i = thread // lanes
+        lane = thread - i * lanes
         here = points[i]
         total = wp.vec3d()
         total_cn = wp.float64(0.0)
@@ -266,6 +274,6 @@ def energy_gradient_kernel(width: int) -> Any:  # noqa: PLR0915 - a kernel canno
         if i < n_owned:
             wp.atomic_add(energy, i, total_energy)
         wp.atomic_add(cn_gradient, i, total_cn)
-        wp.atomic_add(gradient, i, -total)
+        wp.atomic_add(gradient, i, total * wp.float64(-1.0))
 
     return _kernel(nvdd_dftd3_energy_gradient, ENERGY_GRADIENT_TYPES)

@@ -53,7 +53,7 @@ def coordination(
     n = splits.shape[0] - 1
     cn = points.new_zeros(n)
     arguments = (*_list(points, splits, senders, rows, half, cutoff), n, radii.contiguous(), cn)
-    launch(kernels.count_kernel(), (n, _lanes(points)), arguments, kernels.COUNT_TYPES)
+    launch(kernels.count_kernel(), n * _lanes(points), arguments, kernels.COUNT_TYPES)
     return cn
 
 
@@ -73,7 +73,7 @@ def coordination_gradient(
     gradient = torch.zeros_like(points, memory_format=torch.contiguous_format)
     given = (radii.contiguous(), weight.contiguous(), gradient)
     arguments = (*_list(points, splits, senders, rows, half, cutoff), n, *given)
-    launch(kernels.count_gradient_kernel(), (n, _lanes(points)), arguments, kernels.COUNT_GRADIENT_TYPES)
+    launch(kernels.count_gradient_kernel(), n * _lanes(points), arguments, kernels.COUNT_GRADIENT_TYPES)
     return gradient
 
 
@@ -132,7 +132,7 @@ def dispersion(
         *_tables(species, pairs, c6, weights),
     )
     kernel = kernels.energy_kernel(reference_cn.shape[1])
-    launch(kernel, (n, _lanes(points)), (*arguments, energy), kernels.ENERGY_TYPES)
+    launch(kernel, n * _lanes(points), (*arguments, energy), kernels.ENERGY_TYPES)
     return energy, points.new_empty((0, 3)), points.new_empty(0)
 
 
@@ -185,7 +185,7 @@ def _derivatives(
     kernel = kernels.energy_gradient_kernel(reference_cn.shape[1])
     launch(
         kernel,
-        (n, _lanes(points)),
+        n * _lanes(points),
         (*arguments, energy, gradient, cn_gradient),
         kernels.ENERGY_GRADIENT_TYPES,
     )

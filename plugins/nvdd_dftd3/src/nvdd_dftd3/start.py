@@ -25,20 +25,21 @@ _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 _compiled: set[Any] = set()
 
 
-def launch(kernel: Any, dim: tuple[int, ...], arguments: Sequence[torch.Tensor | float], types: Any) -> None:
+def launch(kernel: Any, dim: int, arguments: Sequence[torch.Tensor | float], types: Any) -> None:
     """Run a kernel; its first argument says on which device.
 
     Parameters
     ----------
     kernel : warp kernel
-    dim : tuple of int
+    dim : int
+        Threads.
     arguments : sequence of Tensor, int or float
         Contiguous tensors, in the kernel's order.
     types : mapping
         Type of each argument, as Warp has it.
     """
     first = arguments[0]
-    if 0 in dim or not isinstance(first, torch.Tensor):
+    if dim == 0 or not isinstance(first, torch.Tensor):
         return
     _start()
     device = wp.device_from_torch(first.device)
