@@ -20,7 +20,7 @@ KNOWN_MODELS: Final = {
     "uma": "nvdd-uma",
 }
 # Distributions that can be had; the others are planned.
-RELEASED: Final = frozenset({"nvdd-lj", "nvdd-mace"})
+RELEASED: Final = frozenset({"nvdd-lj", "nvdd-mace", "nvdd-dftd3"})
 
 
 def way_to(distribution: str) -> str:
