@@ -21,7 +21,7 @@ from functools import cached_property
 
 import torch
 
-from nvdd_core.graph.pairs import open_neighbors, open_pairs, splits_of_receivers
+from nvdd_core.graph.pairs import open_neighbors, receiver_pairs, splits_of_receivers
 from nvdd_core.partition import Frame, apply_by_segment, segment_bounds
 
 _MARGIN = 1e-9
@@ -336,13 +336,14 @@ def _half_list(
     receivers: list[torch.Tensor] = []
     senders: list[torch.Tensor] = []
     for index in _segments(tag, n_segments):
-        first, second = open_pairs(points if index is None else points[index], cutoff)
-        if index is not None:
+        if index is None:
+            first, second = receiver_pairs(points, n_receivers, cutoff)
+        else:  # ascending, so receivers come first here, too
+            chosen = int((index < n_receivers).sum())
+            first, second = receiver_pairs(points[index], chosen, cutoff)
             first, second = index[first].int(), index[second].int()
-        low, high = torch.minimum(first, second), torch.maximum(first, second)
-        keep = (low < n_receivers).nonzero()[:, 0]
-        receivers.append(low.index_select(0, keep))  # receivers are the first rows, so the lower end is one
-        senders.append(high.index_select(0, keep))
+        receivers.append(first)
+        senders.append(second)
     return _sorted_list(
         "half", n_owned, n_local, n_receivers, torch.cat(receivers), torch.cat(senders), images
     )

@@ -1,8 +1,9 @@
 """Pair search among points in open space, by field libraries.
 
-`open_pairs` returns each pair closer than the cutoff once; `open_neighbors` returns every point near each of the
-first ones. Periodicity never reaches a library: `neighbors` lists periodic images as points of their own, so cells
-that are tiny, huge, skewed, left-handed or singular along an open axis are all the same case here.
+`open_pairs` returns each pair closer than the cutoff once, `receiver_pairs` those of them that have one of the first
+points as an end; `open_neighbors` returns every point near each of the first ones. Periodicity never reaches a
+library: `neighbors` lists periodic images as points of their own, so cells that are tiny, huge, skewed, left-handed or
+singular along an open axis are all the same case here.
 
 vesin is the default. On a GPU nvalchemi-toolkit-ops takes its place for many points, where it is installed: it
 searches for chosen points only and is several times faster at a million.
@@ -22,6 +23,9 @@ from nvdd_core.errors import InputError
 
 _OPEN_BOX = torch.zeros(3, 3, dtype=torch.float64)
 _MANY_POINTS = 50_000
+_SMALL_BLOCK, _LARGE_BLOCK = 32, 1024
+_FEW = 4
+"""Points for each receiver above which most pairs of all points would be found for nothing."""
 _LONG = 1e3
 """Extent in cutoffs above which gaps are looked for."""
 
@@ -39,6 +43,68 @@ def open_pairs(points: torch.Tensor, cutoff: float) -> tuple[torch.Tensor, torch
     first, second : Tensor, shape (pairs,), int32
     """
     return _vesin(_without_gaps(points, cutoff), cutoff, full=False)
+
+
+def receiver_pairs(
+    points: torch.Tensor, n_receivers: int, cutoff: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return every pair closer than `cutoff` that has one of the first points as an end, once.
+
+    Where the cutoff is long against the extent of the receivers, nearly all points are images and ghosts, and so are
+    both ends of nearly all pairs; then receivers are searched for themselves, a block at a time.
+
+    Parameters
+    ----------
+    points : Tensor, shape (n, 3), float64
+    n_receivers : int
+    cutoff : float
+
+    Returns
+    -------
+    first, second : Tensor, shape (pairs,), int32
+        The first end is the lower one, so it is a receiver.
+    """
+    if not points.is_cuda and points.shape[0] > _FEW * n_receivers:
+        return _block_pairs(points, n_receivers, cutoff)
+    first, second = open_pairs(points, cutoff)
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    keep = (low < n_receivers).nonzero()[:, 0]
+    return low.index_select(0, keep), high.index_select(0, keep)
+
+
+def _block_pairs(points: torch.Tensor, n_receivers: int, cutoff: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do `receiver_pairs` by comparing small blocks of receivers with all points near their bounding box.
+
+    Those are looked for among the points near a large block, so that not every small one goes through all points.
+    """
+    columns, limit = points.t().contiguous(), cutoff * cutoff
+    none = torch.zeros(0, dtype=torch.int32, device=points.device)
+    first, second = [none], [none]
+    for large_start in range(0, n_receivers, _LARGE_BLOCK):
+        large_stop = min(large_start + _LARGE_BLOCK, n_receivers)
+        around = _near(columns, columns[:, large_start:large_stop], limit)
+        theirs = columns[:, around]
+        for start in range(large_start, large_stop, _SMALL_BLOCK):
+            block = columns[:, start : min(start + _SMALL_BLOCK, large_stop)]
+            later = int(torch.searchsorted(around, start, right=True))  # each pair once
+            chosen = later + _near(theirs[:, later:], block, limit)
+            near = around[chosen]
+            squared = points.new_zeros(block.shape[1], near.shape[0])
+            for here, there in zip(block, theirs[:, chosen], strict=True):
+                apart = there - here[:, None]
+                squared.addcmul_(apart, apart)
+            rows = torch.arange(start, start + block.shape[1], device=points.device)
+            i, j = ((squared < limit) & (near > rows[:, None])).nonzero().unbind(1)
+            first.append(rows[i].int())
+            second.append(near[j].int())
+    return torch.cat(first), torch.cat(second)
+
+
+def _near(columns: torch.Tensor, block: torch.Tensor, limit: float) -> torch.Tensor:
+    """Return which columns (3, n) lie within the square root of `limit` of the bounding box of `block` (3, m)."""
+    low, high = block.amin(1, keepdim=True), block.amax(1, keepdim=True)
+    outside = (low - columns).clamp_min_(0.0).add_((columns - high).clamp_min_(0.0))
+    return (outside.square_().sum(0) < limit * (1.0 + 1e-12)).nonzero()[:, 0]
 
 
 def open_neighbors(

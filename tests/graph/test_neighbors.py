@@ -208,3 +208,15 @@ def test_long_thin_extents(pbc, cell) -> None:
         found = as_set(index[1].numpy(), index[0].numpy(), vectors(edges, folded, frame).numpy())
         assert found == as_set(i, j, d)
     assert bool((vectors(edges, folded, frame).norm(dim=1) < 2.5).all())
+
+
+@pytest.mark.parametrize(
+    ("n", "n_receivers", "cutoff"), [(900, 60, 2.0), (700, 90, 30.0), (3000, 1100, 1.5), (9, 0, 5.0)]
+)
+def test_pairs_of_few_receivers(n: int, n_receivers: int, cutoff: float) -> None:
+    """The search for receivers in blocks finds what the search among all points does, each pair once."""
+    points = 9.0 * torch.rand(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    found = torch.stack(pairs._block_pairs(points, n_receivers, cutoff)).tolist()
+    ends = torch.stack(pairs.open_pairs(points, cutoff)).sort(0)[0].T.tolist()
+    assert sorted(zip(*found, strict=True)) == sorted((i, j) for i, j in ends if i < n_receivers)
+    assert found[0] == sorted(found[0])
