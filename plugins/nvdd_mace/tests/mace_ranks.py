@@ -54,11 +54,19 @@ class Found:
     sent: dict = field(default_factory=dict)
 
 
-def model(path, dtype="float64", **options):
-    key = (str(path), dtype, *sorted(options.items()))
+def model(path, dtype="float64", dispersion=None, **options):
+    """The model in a file, with DFT-D3 of a functional where one is given."""
+    key = (str(path), dtype, dispersion, *sorted(options.items()))
     if key not in _MODELS:
         options.setdefault("trust", True)  # ten times as fast, and these files are ours
-        _MODELS[key] = load(dtype=getattr(torch, dtype), device="cpu", checkpoint=path, **options)
+        where = {"dtype": getattr(torch, dtype), "device": "cpu"}
+        found = load(**where, checkpoint=path, **options)
+        if dispersion is not None:
+            from nvdd_core.runtime import PipelineModel
+            from nvdd_dftd3.model import load as load_dispersion
+
+            found = PipelineModel({"mace": found, "dftd3": load_dispersion(**where, functional=dispersion)})
+        _MODELS[key] = found
     return _MODELS[key]
 
 
