@@ -23,6 +23,8 @@ BENCH_STAMP := $(VENV)/.installed-bench
 # Each of these is installed, and its tests are run, in an environment of its own: make conform PLUGIN=...
 #   mace  mace-torch pins e3nn 0.4.4
 APART := mace
+# ... and the plugins that their tests put beside them.
+WITH_mace := dftd3
 ALL_PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 PLUGINS := $(filter-out $(addprefix plugins/nvdd_,$(APART)),$(ALL_PLUGINS))
 # The contracts between imports hold for these as well; they are read, not imported.
@@ -86,7 +88,7 @@ conform:
 	@echo "setting up $(CONFORM) ..."
 	@$(CONFORM_INSTALL) $$(grep '^torch==' constraints.txt)
 	@$(CONFORM_INSTALL) hatchling editables setuptools
-	@$(CONFORM_INSTALL) --no-build-isolation --editable '.[testing]' --editable './plugins/nvdd_$(PLUGIN)[test]'
+	@$(CONFORM_INSTALL) --no-build-isolation --editable '.[testing]' --editable './plugins/nvdd_$(PLUGIN)[test]' $(patsubst %,--editable './plugins/nvdd_%[test]',$(WITH_$(PLUGIN)))
 	$(CONFORM)/bin/nvdd plugins check $(PLUGIN) --isolated
 	$(CONFORM)/bin/python -m nvdd_core.testing $(PLUGIN)
 	$(if $(filter $(PLUGIN),$(APART)),$(CONFORM)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS) plugins/nvdd_$(PLUGIN)/tests)
