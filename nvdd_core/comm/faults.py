@@ -14,6 +14,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from nvdd_core import errors
 from nvdd_core.comm.mesh import Mesh
 
 _KEY = "nvdd/fault"
+_NAMED = re.compile(r"rank \d+: ")
 _HOST_STAYS_S = 2.0
 
 
@@ -57,11 +59,9 @@ class Fault:
 
     def error(self) -> BaseException:
         """Rebuild the error, naming the rank where it happened."""
-        text = (
-            self.message
-            if self.message.startswith(f"rank {self.rank}:")
-            else f"rank {self.rank}: {self.message}"
-        )
+        # it may have happened on another rank, and only have been repeated on this one
+        named = _NAMED.match(self.message) is not None
+        text = self.message if named else f"rank {self.rank}: {self.message}"
         known = {**vars(builtins), **vars(errors)}.get(self.type)
         if isinstance(known, type) and issubclass(known, BaseException) and _is_raised_as_is(known):
             try:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nvdd_core.comm import HaloPlan, Mesh, agreed, all_reduce_sum_symmetric, group_scope
+from nvdd_core.comm import Fault, HaloPlan, Mesh, agreed, all_reduce_sum_symmetric, group_scope
 from nvdd_core.errors import InputError, PeerError, RankLostError
 from tests._spawn import RankFailure
 from tests.cases.ranks import mesh
@@ -262,3 +262,11 @@ def _expanded(shared: bool) -> list[float]:
 @pytest.mark.parametrize("shared", [True, False])
 def test_gradients_without_memory_of_their_own(shared: bool, run_ranks: Callable[..., list[Any]]) -> None:
     assert run_ranks(_expanded, 2, shared) == [[2.0, 1.0, 2.0]] * 2
+
+
+def test_an_error_is_told_with_one_rank() -> None:
+    """A rank that repeats what another one said doesn't put its own number before it."""
+    told = [
+        str(Fault(0, "InputError", message, 2).error()) for message in ("bad", "rank 0: bad", "rank 3: bad")
+    ]
+    assert told == ["rank 0: bad", "rank 0: bad", "rank 3: bad"]
