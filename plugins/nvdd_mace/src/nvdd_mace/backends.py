@@ -1,7 +1,7 @@
 """Fused kernels: mace's own converters, and a check of what they give.
 
-Key objects: `converted`. The hooks that distribute a model look at rows only, so they serve converted models as they
-are. Layer: plugin.
+Key objects: `require_backend`, `converted`. The hooks that distribute a model look at rows only, so they serve
+converted models as they are. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -28,22 +28,34 @@ BACKENDS = {
 _ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
+def require_backend(backend: str) -> None:
+    """Refuse what is no backend or isn't installed, before a file is read.
+
+    Raises
+    ------
+    InputError
+        Naming the backends, or the missing packages.
+    """
+    if backend == "e3nn":
+        return
+    if backend not in BACKENDS:
+        raise InputError(f"mace: backend is {backend!r}; give e3nn, {' or '.join(BACKENDS)}")
+    missing = [name for name in BACKENDS[backend][1] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"mace: backend={backend} needs {' and '.join(missing)}, which can't be imported here"
+        )
+
+
 def converted(model: MaceModel, backend: str) -> MaceModel:
     """Return the model with the kernels of a backend; warns with the largest difference in a force from e3nn's.
 
     Raises
     ------
     InputError
-        For an unknown backend, one that isn't installed, or one that computes something else.
+        When it can't convert the model, or computes something else.
     """
-    if backend not in BACKENDS:
-        raise InputError(f"mace: backend is {backend!r}; give e3nn, {' or '.join(BACKENDS)}")
-    converter, packages = BACKENDS[backend]
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(
-            f"mace: backend={backend} needs {' and '.join(missing)}, which can't be imported here"
-        )
+    converter, _ = BACKENDS[backend]
     module = _run(model, converter)
     found = copy.copy(model)
     trainable = any(p.requires_grad for p in model.module.parameters())

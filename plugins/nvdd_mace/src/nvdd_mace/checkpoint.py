@@ -14,7 +14,7 @@ import torch
 from nvdd_core.errors import InputError
 from nvdd_mace.foreign import quiet
 from nvdd_mace.rebuild import rebuild
-from nvdd_mace.records import read_records
+from nvdd_mace.records import read_records, require_checkpoint
 
 
 def read_model(checkpoint: str, *, trust: bool = False) -> torch.nn.Module:
@@ -35,8 +35,7 @@ def read_model(checkpoint: str, *, trust: bool = False) -> torch.nn.Module:
     path = Path(checkpoint).expanduser()
     if not trust:
         return rebuild(read_records(path), str(path))
-    if not path.is_file():
-        raise InputError(f"mace: there is no file {path}")
+    require_checkpoint(path)
     try:
         with quiet():
             found = torch.load(path, weights_only=False, map_location="cpu")

@@ -63,7 +63,7 @@ def constructor_arguments(model: Record) -> dict[str, Any]:
         "num_elements": len(model.get("atomic_numbers")),
         "hidden_irreps": hidden,
         "MLP_irreps": _mlp_irreps(readouts[-1], len(heads)),
-        "atomic_energies": model.get("atomic_energies_fn").get("atomic_energies").numpy(),
+        "atomic_energies": model.get("atomic_energies_fn").get("atomic_energies").double().numpy(),
         "avg_num_neighbors": plain(interactions[0].get("avg_num_neighbors")),
         "atomic_numbers": model.get("atomic_numbers").tolist(),
         "correlation": [_correlation(product) for product in products],
@@ -82,8 +82,8 @@ def constructor_arguments(model: Record) -> dict[str, Any]:
     found.setdefault("use_reduced_cg", False)
     if model.name == "ScaleShiftMACE":
         scale_shift = model.get("scale_shift")
-        found["atomic_inter_scale"] = scale_shift.get("scale").numpy()
-        found["atomic_inter_shift"] = scale_shift.get("shift").numpy()
+        found["atomic_inter_scale"] = scale_shift.get("scale").double().numpy()
+        found["atomic_inter_shift"] = scale_shift.get("shift").double().numpy()
     return found
 
 

@@ -6,6 +6,7 @@ Key objects: `served`, `plain_parameters`, `chosen_head`, `after_linear_up`, `ex
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from nvdd_core.errors import InputError
 from nvdd_mace.foreign import modules, o3
 
+LARGEST_NUMBER = 118
 SERVED = ("MACE", "ScaleShiftMACE")
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _SETTLED: set[tuple[torch.dtype, str, str]] = set()
@@ -60,6 +62,21 @@ def served(module: torch.nn.Module) -> None:
         raise InputError(
             f"mace: the model embeds further inputs ({names}) beside elements; such models are not served"
         )
+    _sensible(module)
+
+
+def _sensible(module: Any) -> None:
+    """Refuse elements and a cutoff that no model has, and parameters that aren't finite: a damaged file."""
+    numbers, cutoff = [int(z) for z in module.atomic_numbers], float(module.r_max)
+    if len(set(numbers)) < len(numbers) or not all(1 <= z <= LARGEST_NUMBER for z in numbers):
+        raise InputError(
+            f"mace: the model's atomic numbers are {numbers}: no elements, or one twice; is it damaged?"
+        )
+    if not 0.0 < cutoff < math.inf:
+        raise InputError(f"mace: the model's cutoff is {cutoff}; is it damaged?")
+    for name, value in module.named_parameters():
+        if not bool(torch.isfinite(value).all()):
+            raise InputError(f"mace: the model's parameter {name} is not finite; is it damaged?")
 
 
 def plain_parameters(module: torch.nn.Module) -> None:
@@ -80,6 +97,7 @@ def chosen_head(module: torch.nn.Module, head: str | None) -> str:
     """
     heads = list(getattr(module, "heads", None) or ["Default"])
     if head is not None:
+        head = str(head)  # a name that reads as a number comes as one
         if head not in heads:
             raise InputError(f"mace: the model has no head {head!r}; its heads: {', '.join(heads)}")
         return head

@@ -15,9 +15,10 @@ from ase.data import chemical_symbols
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import LocalBatch, MLIPSpec, current_dd_context, refresh_neighbors
 from nvdd_core.spec import StrategyKind
-from nvdd_mace.backends import converted
+from nvdd_mace.backends import converted, require_backend
 from nvdd_mace.checkpoint import read_model
 from nvdd_mace.inspection import (
+    LARGEST_NUMBER,
     after_linear_up,
     chosen_head,
     exchanged_widths,
@@ -28,8 +29,6 @@ from nvdd_mace.inspection import (
 )
 from nvdd_mace.spec import mace_spec
 from nvdd_mace.trial import settle
-
-LARGEST_NUMBER = 118
 
 
 def load(
@@ -72,10 +71,10 @@ def load(
         )
     if dtype not in (torch.float32, torch.float64):
         raise InputError(f"mace: dtype {dtype} is not served; give float32 or float64")
+    require_backend(backend)
+    trains = flag("trainable", trainable)
     module = read_model(str(checkpoint), trust=flag("trust", trust))
-    model = MaceModel(
-        module.to(dtype), dtype=dtype, device=device, head=head, trainable=flag("trainable", trainable)
-    )
+    model = MaceModel(module.to(dtype), dtype=dtype, device=device, head=head, trainable=trains)
     model = model if backend == "e3nn" else converted(model, backend)
     settle(model)
     return model

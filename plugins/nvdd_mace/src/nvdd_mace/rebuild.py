@@ -26,6 +26,8 @@ _IGNORED = {"training", "lammps_mliap", "meta", "shape_env", "dump_patches"}
 _OPTIONAL_BUFFERS = ("_zeroed",)
 # Where tensors take the file's shapes: the coupling basis depends on what was installed when it was built.
 _RESHAPED = ".contractions."
+# What reading records raises where they are not those of a model.
+_MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def rebuild(model: Any, source: str) -> torch.nn.Module:
@@ -42,8 +44,16 @@ def rebuild(model: Any, source: str) -> torch.nn.Module:
     InputError
         When the installed mace makes another model of it, naming what differs.
     """
-    arguments = constructor_arguments(model)
-    stored, made_in = _dtypes(model)
+    try:
+        arguments = constructor_arguments(model)
+        stored, made_in = _dtypes(model)
+    except InputError:
+        raise
+    except _MALFORMED as error:
+        raise InputError(
+            f"mace: {source} lacks what models of mace-torch have ({type(error).__name__}: {error}); it is damaged or "
+            "of another program. If you trust whoever made it, let it run code: --option trust=true"
+        ) from error
     with built_in(made_in):
         try:
             made: torch.nn.Module = getattr(modules, model.name)(**arguments)
@@ -53,7 +63,10 @@ def rebuild(model: Any, source: str) -> torch.nn.Module:
                 "if you trust whoever made the file, let it run code: --option trust=true"
             ) from error
     made = made.to(stored)
-    differences = list(_graft(model, made, ""))
+    try:
+        differences = list(_graft(model, made, ""))
+    except _MALFORMED as error:
+        differences = [f"a part that can't be compared ({type(error).__name__}: {error})"]
     if differences:
         raise InputError(
             f"mace: the installed mace-torch makes another model than {source} holds: {'; '.join(differences[:3])}"

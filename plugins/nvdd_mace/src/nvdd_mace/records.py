@@ -1,9 +1,9 @@
 """Reads a pickled module as plain data: nothing that the file names is imported or called.
 
-Key objects: `read_records`, `Record`. The file is loaded by torch with ``weights_only=True`` and an allow-list in which
-every name of mace, e3nn and torch that a model file needs stands for an inert record, not for the code of that name.
-So neither the Python in the file (torch.fx graphs carry their source) nor the TorchScript (e3nn stores compiled
-functions as bytes) is run, and no ``__setstate__`` of foreign classes.
+Key objects: `read_records`, `require_checkpoint`, `Record`. The file is loaded by torch with ``weights_only=True`` and
+an allow-list in which every name of mace, e3nn and torch that a model file needs stands for an inert record, not for
+the code of that name. So neither the Python in the file (torch.fx graphs carry their source) nor the TorchScript (e3nn
+stores compiled functions as bytes) is run, and no ``__setstate__`` of foreign classes.
 
 Invariant: a name that is not on the list is refused before anything is read. Layer: plugin.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -28,6 +29,7 @@ _DATA: Final = re.compile(
     r"|numpy\.(dtype|ndarray)"
     r"|numpy\.(_core|core)\.multiarray\.(scalar|_reconstruct)"
 )
+_BLOCK: Final = 1 << 20  # bytes
 GRAPH: Final = "torch.fx.graph_module.reduce_graph_module"
 
 
@@ -90,18 +92,8 @@ def read_records(path: Path) -> Any:
     InputError
         When it isn't there, is no file of torch, is TorchScript, or names something that no model file needs.
     """
-    if not path.is_file():
-        raise InputError(f"mace: there is no file {path}")
-    if not zipfile.is_zipfile(path):
-        raise InputError(
-            f"mace: {path} is no file of torch.save (or one from before torch 1.6); give a .model file of mace-torch"
-        )
-    with zipfile.ZipFile(path) as archive:
-        if any(name.endswith("/constants.pkl") for name in archive.namelist()):
-            raise InputError(
-                f"mace: {path} is TorchScript, which is code and can't be distributed; give the .model file "
-                "from before compilation"
-            )
+    require_checkpoint(path)
+    _check_archive(path)
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception as error:
@@ -121,6 +113,49 @@ def read_records(path: Path) -> Any:
             f"mace: {path} can't be read as data ({type(error).__name__}: {str(error).splitlines()[0]}); nothing of it "
             "was run. If you trust whoever made it, let it run code: --option trust=true"
         ) from error
+
+
+def require_checkpoint(path: Path) -> None:
+    """Refuse what is no file.
+
+    Raises
+    ------
+    InputError
+        When it isn't there, or is a folder.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"mace: {path} is a folder; give the .model file"
+            if path.is_dir()
+            else f"mace: there is no file {path}"
+        )
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse what torch would misread, and damaged numbers, which it would read: it compares no checksums."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                raise InputError(
+                    f"mace: {path} is TorchScript, which is code and can't be distributed; give the .model file "
+                    "from before compilation"
+                )
+            for part in archive.infolist():
+                if part.CRC:  # torch can be told to write none
+                    _read_through(archive, part)
+    except zipfile.BadZipFile as error:
+        raise InputError(
+            f"mace: {path} is no file of torch.save (or one from before torch 1.6), or a damaged one: {error}; give a "
+            ".model file of mace-torch"
+        ) from error
+    except (OSError, EOFError, RuntimeError, zlib.error) as error:
+        raise InputError(f"mace: {path} can't be read: {error}") from error
+
+
+def _read_through(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> None:
+    with archive.open(part) as stream:
+        while stream.read(_BLOCK):  # the end compares the checksum
+            pass
 
 
 def plain(value: Any) -> Any:
