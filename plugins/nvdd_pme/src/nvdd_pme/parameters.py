@@ -1,9 +1,9 @@
 """Splitting, wave vectors and mesh for an asked error, from the cell and the cutoff alone.
 
 Key objects: `Options` (what the user asks for), `Splitting` (what is chosen), `choose_waves`, `choose_mesh`. The error
-is that of forces in units of ``q^2 / d^2``, d being a cubic lattice's spacing of the charges' density: how large
-Coulomb forces between neighbours are. Nothing of a rank's own rows is looked at, so all ranks, and any number of ranks,
-choose alike. Layer: plugin.
+is that of forces, root of the mean square, in units of ``q^2 / d^2`` with the mean square of charges and the spacing d
+of a simple cubic lattice as dense: how large the Coulomb force between neighbours is. Nothing of a rank's own rows is
+looked at, so all ranks, and any number of ranks, choose alike. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -20,12 +20,19 @@ from nvdd_pme.pair_kernels import LARGEST_SPLITTING
 ORDERS = (4, 5, 6, 7, 8)
 """Orders of splines that can be asked for; lower ones have no second derivative."""
 
-_MARGIN = 4.0
-"""Part of the asked error that real space and wave vectors each may use up, inverted."""
+DENSITY = 0.02
+"""Charges per cubic Angstrom that errors are estimated for; where there are more, relative errors are smaller."""
 
-# The error of a mesh is at most COEFFICIENT * (alpha * spacing)^order: measured on rattled and on disordered ions, in
-# cubic and in skewed cells, for alpha * spacing from 0.17 to 0.45 and alpha^3 from 0.1 to 10 times the density.
-COEFFICIENT = {4: 0.6, 5: 0.16, 6: 0.13, 7: 0.07, 8: 0.06}
+# Parts of the asked error; their squares sum to less than one.
+_NEAR_PART, _FAR_PART, _MESH_PART = 0.35, 0.35, 0.8
+
+# A mesh's error is COEFFICIENT * (alpha^2 / density^(2/3)) * (alpha * spacing)^order: measured on disordered ions in
+# cubic and skewed cells for alpha * spacing from 0.17 to 0.45. It is mostly a charge's force on itself, which doesn't
+# depend on the others.
+COEFFICIENT = {4: 0.14, 5: 0.035, 6: 0.03, 7: 0.015, 8: 0.013}
+
+COARSEST = 0.4
+"""Largest alpha * spacing; beyond it errors grow faster than that."""
 
 LARGEST_MESH = 2**31 - 1
 LARGEST_WAVES = 4_000_000
@@ -90,14 +97,33 @@ class Options:
         return made
 
     @property
-    def digits(self) -> float:
-        """Number x with exp(-x^2) = accuracy / margin."""
-        return math.sqrt(math.log(_MARGIN / self.accuracy))
+    def splitting(self) -> float:
+        """The splitting parameter, 1/Angstrom.
+
+        Pairs beyond the cutoff, taken as random, pull with 2 sqrt(density / cutoff) exp(-(alpha cutoff)^2) on a charge
+        (Kolafa and Perram, Molecular Simulation 9, 351, 1992).
+        """
+        if self.alpha is not None:
+            return self.alpha
+        size = 2.0 / (math.sqrt(self.cutoff) * DENSITY ** (1 / 6))
+        return _digits(_NEAR_PART * self.accuracy / size) / self.cutoff
 
     @property
-    def splitting(self) -> float:
-        """The splitting parameter, 1/Angstrom."""
-        return self.digits / self.cutoff if self.alpha is None else self.alpha
+    def largest_wave(self) -> float:
+        """The largest wave vector of an Ewald sum, 1/Angstrom.
+
+        Those left out, taken as random, pull with 2 alpha sqrt(density / k) exp(-(k / 2 alpha)^2).
+        """
+        if self.k_cutoff is not None:
+            return self.k_cutoff
+        alpha = self.splitting
+        size = 2.0 * alpha / (math.sqrt(2.0 * alpha) * DENSITY ** (1 / 6))
+        return 2.0 * alpha * _digits(_FAR_PART * self.accuracy / size)
+
+
+def _digits(part: float) -> float:
+    """Return x with exp(-x^2) = part, 1 at least."""
+    return math.sqrt(max(math.log(1.0 / part), 1.0))
 
 
 _RANGES = {
@@ -152,7 +178,7 @@ Chooser = Callable[[torch.Tensor, Options], Splitting]
 def choose_waves(cell: torch.Tensor, options: Options) -> Splitting:
     """Choose wave vectors for a cell (3, 3), float64, on the CPU."""
     alpha = options.splitting
-    k_cutoff = 2.0 * alpha * options.digits if options.k_cutoff is None else options.k_cutoff
+    k_cutoff = options.largest_wave
     reach = [math.floor(k_cutoff * side / (2.0 * math.pi) + 1e-9) for side in _sides(cell)]
     waves = math.prod(2 * n + 1 for n in reach)
     if waves > 8 * LARGEST_WAVES:
@@ -190,8 +216,9 @@ def _order(accuracy: float) -> int:
 
 
 def _spacing(alpha: float, order: int, accuracy: float) -> float:
-    error: float = (accuracy / COEFFICIENT[order]) ** (1.0 / order)
-    return error / alpha
+    size = COEFFICIENT[order] * alpha**2 / DENSITY ** (2 / 3)
+    step: float = (_MESH_PART * accuracy / size) ** (1.0 / order)
+    return min(step, COARSEST) / alpha
 
 
 def smooth(n: int) -> int:

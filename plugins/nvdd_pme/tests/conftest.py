@@ -1,0 +1,8 @@
+"""Where the helpers of these tests are; workers import them by name, too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
