@@ -18,7 +18,7 @@ from typing import IO, Any
 import torch
 
 from nvdd_core.cli.config import EvaluateJob
-from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems
+from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems, settings
 from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.dynamics import RowBlock, iter_row_blocks, replace_file
 from nvdd_core.errors import InputError
@@ -111,6 +111,7 @@ def report_head(job: EvaluateJob, session: Session, outputs: Outputs, shown: lis
     energies = outputs.energy.tolist()
     stresses = [None] * len(shown) if outputs.stress is None else outputs.stress.tolist()
     stresses = [stress if show else None for stress, show in zip(stresses, shown, strict=True)]
+    told = settings(session)
     return {
         "energy": energies if job.batch else energies[0],
         "stress": stresses if job.batch else stresses[0],
@@ -120,6 +121,7 @@ def report_head(job: EvaluateJob, session: Session, outputs: Outputs, shown: lis
         "model": job.model,
         "cutoff": session.model.model.cutoff,
         **members_report(session.model),
+        **({"settings": told} if told else {}),
         "plugins": session.plugins,
         "units": UNITS,
     }

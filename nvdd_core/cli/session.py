@@ -95,11 +95,11 @@ def _threads(mesh: Mesh) -> Iterator[None]:
 
 
 def describe(job: JobConfig, session: Session) -> str:
-    """Return what computes, in words: the model, its precision and cutoff, device and ranks."""
-    n_ranks = session.mesh.size
+    """Return what computes, in words: the model, its precision, cutoff and settings, device and ranks."""
+    n_ranks, told = session.mesh.size, settings(session)
     return (
         f"{job.model} ({job.dtype}, {session.mesh.device.type}, {n_ranks} rank{'' if n_ranks == 1 else 's'}), "
-        f"cutoff {session.model.model.cutoff:.6g} A"
+        f"cutoff {session.model.model.cutoff:.6g} A{f', {told}' if told else ''}"
     )
 
 
@@ -110,6 +110,13 @@ def members_report(model: DistributedModel) -> dict[str, Any]:
         for member in members_of(model.model)
     ]
     return {"members": members} if members else {}
+
+
+def settings(session: Session) -> str:
+    """Return what the model, or a composition's members, say that they chose for these systems; empty where none does."""
+    model = session.model.model
+    told = [getattr(part, "describe", None) for part in [m.model for m in members_of(model)] or [model]]
+    return "; ".join(str(tell()) for tell in told if callable(tell))
 
 
 def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float = 0.0) -> Session:

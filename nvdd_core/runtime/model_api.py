@@ -32,6 +32,9 @@ class Model(Protocol):
         Message-passing layers; 1 for a pair potential.
     neighbor_form : str
         ``half`` or ``full``, see `nvdd_core.graph.NeighborList`.
+
+    A model that chooses parameters by the system may have a method ``describe()``, whose text commands print after an
+    evaluation.
     """
 
     @property

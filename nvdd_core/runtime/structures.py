@@ -60,7 +60,16 @@ def read_structures(path: Path, index: str) -> list[ase.Atoms]:
     systems = [found] if isinstance(found, ase.Atoms) else list(found)
     if not systems:
         raise InputError(f"structure file {path}: there is no system {index} in it")
+    for atoms in systems:
+        _keep_charges(atoms)
     return systems
+
+
+def _keep_charges(atoms: ase.Atoms) -> None:
+    """Make a column ``charges`` an array like any other column: ASE takes it for a result of some calculation."""
+    results = {} if atoms.calc is None else getattr(atoms.calc, "results", {})
+    if "charges" in results and "charges" not in atoms.arrays:
+        atoms.set_array("charges", results["charges"])
 
 
 def constraint_names(systems: Iterable[ase.Atoms]) -> list[str]:
