@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nvdd_core.errors import InputError
+from nvdd_core.runtime.structures import read_structures
 from nvdd_core.testing import evaluate
 from nvdd_pme.charges import parse_charges
 from nvdd_pme.model import load_ewald, load_pme
@@ -155,3 +156,17 @@ def test_ase_atoms_are_left_alone():
     evaluate(load_pme(**kit.CPU), atoms)
     assert isinstance(atoms, ase.Atoms)
     assert atoms == before
+
+
+@pytest.mark.parametrize("column", ["charges", "initial_charges"])
+def test_column_of_a_file(tmp_path, column):
+    """ASE takes a column ``charges`` of a file for a calculator's result."""
+    atoms = kit.rock_salt()
+    atoms.set_array(column, atoms.arrays["charges"])
+    for name in {"charges"} - {column}:
+        del atoms.arrays[name]
+    atoms.write(tmp_path / "salt.xyz", columns=["symbols", "positions", column])
+    (read,) = read_structures(tmp_path / "salt.xyz", "-1")
+    np.testing.assert_array_equal(read.arrays[column], [1.0] * 4 + [-1.0] * 4)
+    expected = evaluate(load_ewald(**kit.CPU), kit.rock_salt(), {"energy"}).energy
+    np.testing.assert_allclose(evaluate(load_ewald(**kit.CPU), read, {"energy"}).energy, expected, rtol=1e-12)

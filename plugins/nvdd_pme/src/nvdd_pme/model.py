@@ -245,9 +245,8 @@ class Coulomb:
         self._charges.check(numbers, ids)
 
     def describe(self) -> str:
-        """Return what was asked for and what was chosen, for people; after an evaluation."""
-        asked = f"cutoff {self.cutoff:g} A, force error {self.options.accuracy:g}"
-        return "; ".join([asked, *dict.fromkeys(map(str, self.chosen))])
+        """Return the asked error and what was chosen for it, for people; after an evaluation."""
+        return "; ".join([f"force error {self.options.accuracy:g}", *dict.fromkeys(map(str, self.chosen))])
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
         """Evaluate this rank's share (collective).
