@@ -113,7 +113,7 @@ def members_report(model: DistributedModel) -> dict[str, Any]:
 
 
 def settings(session: Session) -> str:
-    """Return what the model, or a composition's members, say that they chose for these systems; empty where none does."""
+    """Return what the model, or each of several, says that it chose for these systems; empty where none does."""
     model = session.model.model
     told = [getattr(part, "describe", None) for part in [m.model for m in members_of(model)] or [model]]
     return "; ".join(str(tell()) for tell in told if callable(tell))
