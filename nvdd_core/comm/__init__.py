@@ -3,7 +3,8 @@
 from nvdd_core.comm.counter import CommCounter, CommTally
 from nvdd_core.comm.faults import Fault, agreed, group_scope, publish
 from nvdd_core.comm.halo import HaloPlan, all_reduce_sum_replicated, all_reduce_sum_symmetric
-from nvdd_core.comm.mesh import TIMEOUT_S, Mesh, Pending
+from nvdd_core.comm.mesh import TIMEOUT_S, Mesh, Pending, mesh_by_id
+from nvdd_core.comm.rows import all_to_all_rows, received_splits
 
 __all__ = [
     "TIMEOUT_S",
@@ -16,6 +17,9 @@ __all__ = [
     "agreed",
     "all_reduce_sum_replicated",
     "all_reduce_sum_symmetric",
+    "all_to_all_rows",
     "group_scope",
+    "mesh_by_id",
     "publish",
+    "received_splits",
 ]

@@ -38,7 +38,7 @@ _NEXT_ID = itertools.count()
 
 
 def mesh_by_id(mesh_id: int) -> Mesh:
-    """Return the mesh that a custom op names by its number."""
+    """Return the mesh that a custom op names by its number, `Mesh.id`: an op's arguments are tensors and numbers."""
     return _MESHES[mesh_id]
 
 
