@@ -18,9 +18,7 @@ import torch
 from nvdd_core.comm.mesh import Mesh, mesh_by_id
 
 
-def _rows(
-    rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
-) -> torch.Tensor:
+def _rows(rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int) -> torch.Tensor:
     return mesh_by_id(mesh_id).all_to_all_rows(rows, send_splits, recv_splits)
 
 
@@ -28,9 +26,7 @@ _op = torch.library.custom_op("nvdd::all_to_all_rows", _rows, mutates_args=())
 
 
 @_op.register_fake
-def _(
-    rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int
-) -> torch.Tensor:
+def _(rows: torch.Tensor, send_splits: list[int], recv_splits: list[int], mesh_id: int) -> torch.Tensor:
     return rows.new_empty((sum(recv_splits), *rows.shape[1:]))
 
 
