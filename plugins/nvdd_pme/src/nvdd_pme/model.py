@@ -23,7 +23,8 @@ from nvdd_core.spec import StrategyKind
 from nvdd_pme.charges import Charges, parse_charges
 from nvdd_pme.parameters import Options, Splitting, choose_mesh, choose_waves
 from nvdd_pme.real_space import Pairs, owned_receivers, pair_energy, pair_potential
-from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh
+from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh, n_ranks
+from nvdd_pme.sharded import ShardedMesh
 from nvdd_pme.spec import coulomb_spec
 from nvdd_pme.waves import WaveSum
 
@@ -31,6 +32,9 @@ COULOMB = ase.units.Hartree * ase.units.Bohr
 """e^2 / (4 pi epsilon_0), eV Angstrom."""
 
 ENGINES = ("auto", "replicated", "sharded")
+SHARDED_FROM = 64**3
+"""Mesh points from which several ranks share the mesh, where nobody says otherwise; two CPU ranks break even there."""
+
 _LOG = logging.getLogger("nvdd.plugins")
 _PER_ROW = frozenset({"node_energy", "charge_gradient"})
 
@@ -158,7 +162,7 @@ class _Mesh:
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._replicated = ReplicatedMesh()
+        self._replicated, self._sharded = ReplicatedMesh(), ShardedMesh()
 
     def evaluate(
         self,
@@ -179,7 +183,12 @@ class _Mesh:
         )
 
     def _engine_for(self, chosen: Splitting) -> ReciprocalEngine:
-        return self._replicated
+        large = n_ranks() > 1 and math.prod(chosen.size) >= SHARDED_FROM
+        return (
+            self._sharded
+            if self._engine == "sharded" or (self._engine == "auto" and large)
+            else self._replicated
+        )
 
 
 class Coulomb:
