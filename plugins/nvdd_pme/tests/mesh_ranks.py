@@ -182,3 +182,14 @@ def memory(case: Case) -> tuple[int, int]:
     events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
     return max(sizes), int(np.cumsum(sizes).max())
+
+
+def lost_position() -> tuple[bool, bool]:
+    """Whether energy and forces say so when one position is not a number, wherever it is sent."""
+    group = ranks_of_test()
+    x, q, cell = _own(Case((8, 6, 4)), group)
+    if group.rank == 0:
+        x = x.detach().index_fill(0, torch.tensor([1]), float("nan")).requires_grad_()
+    share = ShardedMesh(group)(x, q, cell, alpha=ALPHA, mesh=(8, 6, 4), order=4)
+    (slope,) = torch.autograd.grad(share, x)
+    return bool(share.isnan()), bool(slope.isnan().any())

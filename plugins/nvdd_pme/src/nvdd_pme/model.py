@@ -33,7 +33,10 @@ COULOMB = ase.units.Hartree * ase.units.Bohr
 
 ENGINES = ("auto", "replicated", "sharded")
 SHARDED_FROM = 64**3
-"""Mesh points from which several ranks share the mesh, where nobody says otherwise; two CPU ranks break even there."""
+"""Mesh points from which several ranks share the mesh, where nobody says otherwise.
+
+Two CPU ranks are about as fast either way there, and faster by sharing from 96^3 on (``benchmarks.pme_mesh``).
+"""
 
 _LOG = logging.getLogger("nvdd.plugins")
 _PER_ROW = frozenset({"node_energy", "charge_gradient"})

@@ -112,7 +112,7 @@ class Route:
             return cls(ranks, n_rows, every, points.new_zeros(n_rows), [n_rows], [n_rows], n, 0)
         slabs = shares(n, ranks.size)
         lengths = torch.tensor([length(slab) for slab in slabs], device=device)
-        owner = torch.repeat_interleave(torch.arange(ranks.size, device=device), lengths)
+        owner = torch.arange(ranks.size, device=device).repeat_interleave(lengths, output_size=n)
         planes = points[:, :1].detach().floor().long() + torch.arange(1 - order, 1, device=device)
         image = planes.div(n, rounding_mode="floor")
         target = owner[planes - image * n]
