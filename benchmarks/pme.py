@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ class Nvdd:
         return self()[1][torch.argsort(self.sharded.ids)]
 
 
-class Peer:
+class Peer(ABC):
     """Another library's energy, differentiated for positions and strain."""
 
     def __init__(self, atoms: ase.Atoms, cutoff: float) -> None:
@@ -75,9 +76,9 @@ class Peer:
         )
         self.i, self.j, self.shifts = (torch.tensor(part.astype(np.int64)) for part in found)
 
+    @abstractmethod
     def energy(self, x: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
         """Return the energy (), e^2/Angstrom."""
-        raise NotImplementedError
 
     def __call__(self) -> Answer:
         x0 = self.positions.requires_grad_()

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from nvdd_pme.pair_kernels import pair_sums
+from nvdd_pme.pair_kernels import _gpu_kernel, pair_sums
 from nvdd_pme.real_space import _pair_energy, _pair_potential, _sums
 from nvdd_pme.reciprocal import ReplicatedMesh, _mesh_energy, half_frequencies, influence
 from nvdd_pme.splines import _gather, _spread, gather, spline_weights, spread
+from nvdd_pme.start import launch
 from nvdd_pme.waves import WaveSum, half_space, wave_sums, wave_values
 
 CELL = torch.tensor(kit.SKEWED_CELL)
@@ -126,6 +127,19 @@ def test_pair_kernel_is_plain_torch(alpha, cutoff):
         pair_sums(x, q, *pairs, alpha, cutoff), _sums(x, q, pairs, alpha, cutoff), strict=True
     ):
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize(("alpha", "cutoff"), [(0.4, 4.0), (0.4, 2.0)])
+def test_kernel_of_gpus_is_plain_torch(alpha, cutoff):
+    """Run on the CPU, one receiver after the other."""
+    x, q = 3 * random(6, 3), random(6, seed=1) - 0.5
+    pairs = some_pairs()
+    ends = torch.zeros(6, 4, dtype=torch.float64)
+    packed = torch.cat([x, q[:, None]], 1)
+    launch(_gpu_kernel(), 3, (packed, *pairs, ends, 3, alpha, cutoff**2))
+    potential, gradient = _sums(x, q, pairs, alpha, cutoff)
+    torch.testing.assert_close(ends[:, 3], potential, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(ends[:, :3], gradient, rtol=1e-13, atol=1e-14)
 
 
 def test_erfc_of_the_kernel():

@@ -232,7 +232,7 @@ def _gpu_kernel() -> Any:
         alpha: Any,
         cutoff_squared: Any,
     ) -> None:
-        i: Any = wp.tid()
+        i = wp.tid()  # type: Any
         x = packed[4 * i]
         y = packed[4 * i + 1]
         z = packed[4 * i + 2]
