@@ -30,6 +30,7 @@ PLUGINS := $(filter-out $(addprefix plugins/nvdd_,$(APART)),$(ALL_PLUGINS))
 # The contracts between imports hold for these as well; they are read, not imported.
 APART_PATH := $(subst $() $(),:,$(patsubst %,plugins/nvdd_%/src,$(APART)))
 
+# torch-pme, which the shared environment gets as well, is what tests of nvdd-pme compare with.
 # Twice quiet: errors are shown, the index's many harmless warnings are not.
 PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 INSTALL := $(PIP) install -q -q --constraint constraints.txt

@@ -20,7 +20,7 @@ KNOWN_MODELS: Final = {
     "uma": "nvdd-uma",
 }
 # Distributions that can be had; the others are planned.
-RELEASED: Final = frozenset({"nvdd-lj", "nvdd-mace", "nvdd-dftd3"})
+RELEASED: Final = frozenset({"nvdd-lj", "nvdd-mace", "nvdd-dftd3", "nvdd-pme"})
 
 
 def way_to(distribution: str) -> str:

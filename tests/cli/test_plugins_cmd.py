@@ -299,9 +299,10 @@ def test_models(
     assert lines[0].split() == ["MODEL", "PLUGIN", "STATUS", "MATURITY", "SPEC", "DETAIL"]
     assert lines[1].split() == ["all", "all", "1.0", "ok", "stable", "SPEC_ALL_HALO", "one"]
     assert lines[2].split()[:4] == ["all-needy", "all", "1.0", "unavailable"]
-    released = ", ".join(f"{name} (pip install nvdd-{name})" for name in ("lj", "mace", "dftd3"))
-    assert lines[-2] == f"Known but not installed: {released}."
-    assert lines[-1] == "Planned, not released yet: ewald, pme, uma."
+    known = {"lj": "nvdd-lj", "mace": "nvdd-mace", "ewald": "nvdd-pme", "pme": "nvdd-pme", "dftd3": "nvdd-dftd3"}
+    told = ", ".join(f"{model} (pip install {package})" for model, package in known.items())
+    assert lines[-2] == f"Known but not installed: {told}."
+    assert lines[-1] == "Planned, not released yet: uma."
     assert "plugin 'bad' (fake-bad 1.0) is broken: ImportError: boom" in err
     assert "plugin 'heavy' (fake-heavy 1.0) is left out, since it imports ase (fake_heavy.py:1)" in err
     assert document.keys() == {"schema", "core", "models", "not_installed", "notes"}

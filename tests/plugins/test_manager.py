@@ -87,8 +87,9 @@ def test_missing_model_message() -> None:
         made.model("mcae")
     assert str(caught.value) == (
         "no installed plugin provides the model 'mcae'. Did you mean 'mace'? Installed: mace. "
-        "Known but not installed: lj (pip install nvdd-lj), dftd3 (pip install nvdd-dftd3). "
-        "Planned, not released yet: ewald, pme, uma. "
+        "Known but not installed: lj (pip install nvdd-lj), ewald (pip install nvdd-pme), "
+        "pme (pip install nvdd-pme), dftd3 (pip install nvdd-dftd3). "
+        "Planned, not released yet: uma. "
         "Can't be used: old (incompatible), pme (broken); run 'nvdd plugins' to see why."
     )
     assert caught.value.exit_code == 2
