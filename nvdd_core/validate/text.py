@@ -113,7 +113,9 @@ def _machinery(report: ValidationReport) -> Iterator[str]:
         if handler.handler != "plain":
             yield f"handler    {handler.handler}: {handler.op}, {handler.calls} calls, {handler.bytes} bytes"
     for adapter in report.adapters:
-        yield f"adapter    {adapter.kind} on {adapter.target}: {adapter.state}{_because(adapter.error)}"
+        member = adapter.name.removesuffix(adapter.target).rstrip("/")  # of a composition, else nothing
+        where = f"{adapter.target} of {member}" if member and member != adapter.name else adapter.target
+        yield f"adapter    {adapter.kind} on {where}: {adapter.state}{_because(adapter.error)}"
     for traffic in report.traffic:
         yield f"sent       {traffic.kind}: {traffic.calls} calls, {traffic.bytes} bytes, all ranks"
     if report.handlers or report.adapters or report.traffic:
