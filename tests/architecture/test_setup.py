@@ -107,7 +107,9 @@ def test_plugins_apart_are_plugins_whose_tests_are_run_by_conform() -> None:
     setup = subprocess.run(
         ["make", "-B", "-n", "setup"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     )
-    installed = [plugin for plugin in PLUGINS if f"--editable './plugins/{plugin.name}[test]'" in setup.stdout]
+    installed = [
+        plugin for plugin in PLUGINS if f"--editable './plugins/{plugin.name}[test]'" in setup.stdout
+    ]
     assert installed == [plugin for plugin in PLUGINS if plugin not in APART]
 
 

@@ -299,7 +299,13 @@ def test_models(
     assert lines[0].split() == ["MODEL", "PLUGIN", "STATUS", "MATURITY", "SPEC", "DETAIL"]
     assert lines[1].split() == ["all", "all", "1.0", "ok", "stable", "SPEC_ALL_HALO", "one"]
     assert lines[2].split()[:4] == ["all-needy", "all", "1.0", "unavailable"]
-    known = {"lj": "nvdd-lj", "mace": "nvdd-mace", "ewald": "nvdd-pme", "pme": "nvdd-pme", "dftd3": "nvdd-dftd3"}
+    known = {
+        "lj": "nvdd-lj",
+        "mace": "nvdd-mace",
+        "ewald": "nvdd-pme",
+        "pme": "nvdd-pme",
+        "dftd3": "nvdd-dftd3",
+    }
     told = ", ".join(f"{model} (pip install {package})" for model, package in known.items())
     assert lines[-2] == f"Known but not installed: {told}."
     assert lines[-1] == "Planned, not released yet: uma."
