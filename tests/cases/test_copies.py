@@ -170,12 +170,19 @@ def test_a_planted_file_would_do_harm_elsewhere(tmp_path: Path) -> None:
 def test_no_source_loads_pickled_models() -> None:
     for path in [*(ROOT / "nvdd_core").rglob("*.py"), *(ROOT / "plugins").glob("*/src/**/*.py")]:
         text = path.read_text(encoding="utf-8")
-        assert "NO_WEIGHTS_ONLY" not in text, path
+        if path.name != "foreign.py":  # undoes what importing mace sets
+            assert "NO_WEIGHTS_ONLY" not in text, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {
                 "torch.load",
                 "np.load",
                 "numpy.load",
             }:
-                safe = {k.arg: ast.unparse(k.value) for k in node.keywords}
-                assert safe.get("weights_only") == "True", f"{path}:{node.lineno}"
+                given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+                if ast.unparse(node.func) == "torch.load":
+                    # the one place that runs a file's code, where the user said trust=true
+                    asked = path.name == "checkpoint.py" and path.parent.name == "nvdd_mace"
+                    safe = given.get("weights_only") == ("False" if asked else "True")
+                else:
+                    safe = given.get("allow_pickle", "False") == "False"
+                assert safe, f"{path}:{node.lineno}"
