@@ -1,9 +1,9 @@
 """PME at equal force error: nvdd's against nvalchemi-toolkit-ops' and torch-pme's, and two ranks against one.
 
 ``python -m benchmarks.pme [--charges 32000] [--accuracy 1e-5] [--rounds 3] [--json PATH]``; on GPUs
-``--device cuda``, and ``--parts ranks`` for the ranks alone. Energy, forces, stress, float64, one thread, neighbour list
-given; charges are +1 and -1, off the places of a simple cubic lattice with 0.1 per cubic Angstrom. nvdd chooses its
-parameters by the asked accuracy. The others get the same cutoff, splitting and their highest order; their mesh is
+``--device cuda``, and ``--parts ranks`` for the ranks alone. Energy, forces, stress, float64, one thread, neighbour
+list given; charges are +1 and -1, off the places of a simple cubic lattice with 0.1 per cubic Angstrom. nvdd chooses
+its parameters by the asked accuracy. The others get the same cutoff, splitting and their highest order; their mesh is
 refined until its force error, against a sum converged to 1e-9, is nvdd's or smaller. Measurements that are compared
 alternate and the best of each counts: other programs can only slow one down.
 

@@ -1,7 +1,7 @@
 """Fused kernels: mace's own converters, and a check of what they give.
 
-Key objects: `require_backend`, `converted`. The hooks that distribute a model look at rows only, so they serve
-converted models as they are. Layer: plugin.
+Key objects: `require_backend`, `converted`, `KeptRows`. The hooks that distribute a model look at rows only, so they
+serve converted models as they are. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -60,6 +60,8 @@ def converted(model: MaceModel, backend: str) -> MaceModel:
     found = copy.copy(model)
     trainable = any(p.requires_grad for p in model.module.parameters())
     found.module = module.to(dtype=model.dtype, device=model.device).eval().requires_grad_(trainable)
+    if backend == "cueq":
+        keep_rows(found.module)
     error = disagreement(model, found)
     warnings.warn(f"mace: forces by {backend} differ by at most {error:.1e} eV/A from e3nn's", stacklevel=2)
     if not error < _ALLOWED[model.dtype]:
@@ -92,6 +94,44 @@ def _run(model: MaceModel, converter: str) -> torch.nn.Module:
         f"mace: mace's converter {converter} can't convert this model ({type(failures[0]).__name__}: {failures[0]}); "
         "use backend=e3nn"
     ) from failures[0]
+
+
+class KeptRows:
+    """Gives a convolution the same number of rows again, as rows come and go.
+
+    cuEquivariance times its kernels anew for each number of rows that edges point into (0.6 to 3 s), which changes on
+    several ranks whenever atoms migrate. So rows of zeros, to which no edge points, are put below, up to a number that is
+    kept: first what is needed, an eighth more than that once it didn't do.
+    """
+
+    def __init__(self) -> None:
+        self.kept = 0
+        self.given = 0
+
+    def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Put rows below those of the first argument; a forward pre-hook."""
+        rows = args[0]
+        n = self.given = rows.shape[0]
+        if n > 2 * self.kept or 2 * n < self.kept:  # another system
+            self.kept = n
+        elif n > self.kept:
+            self.kept = n + n // 8
+        if n == self.kept:
+            return args
+        return torch.nn.functional.pad(rows, (0, 0, 0, self.kept - n)), *args[1:]
+
+    def after(self, module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        """Take them away again; a forward hook."""
+        return output[: self.given]
+
+
+def keep_rows(module: torch.nn.Module) -> None:
+    """Hook `KeptRows` into each fused convolution of a converted module."""
+    for name, part in module.named_modules():
+        if name.endswith(".conv_tp") and hasattr(part, "original_forward"):
+            rows = KeptRows()
+            part.register_forward_pre_hook(rows.before)
+            part.register_forward_hook(rows.after)
 
 
 def disagreement(one: MaceModel, other: MaceModel) -> float:

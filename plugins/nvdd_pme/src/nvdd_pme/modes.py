@@ -29,7 +29,7 @@ _GPU_CHUNK = 1 << 22
 def _axis(n: int, order: int, half: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return frequency and factor of each place of an axis."""
     m = torch.arange(n // 2 + 1, dtype=torch.float64, device=device) if half else frequencies(n, device)
-    factor = spline_damping(m, n, order)
+    factor = spline_damping(n, order, device)[: len(m)]
     return m, factor * half_weights(n, device) if half else factor
 
 

@@ -12,6 +12,7 @@ Layer: plugin.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -89,19 +90,21 @@ def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
     return places.round()
 
 
-def spline_damping(m: torch.Tensor, n: int, order: int) -> torch.Tensor:
-    """Return what undoes, in the energy, that charges were spread with splines, at frequencies `m` of `n`, (...).
+@lru_cache(maxsize=32)
+def spline_damping(n: int, order: int, device: torch.device) -> torch.Tensor:
+    """Return what undoes, in the energy, that charges were spread with splines, at each place of a transform, (n,).
 
     A spread charge has U(m) = sinc(m / n)^order times its amplitude, and the mesh folds U(m + j n), all j, onto m. Of
     all factors U(m)^2 / (sum_j U(m + j n)^2)^2 gives the least error of the energy averaged over where charges lie
     between mesh points. The sum is a spline of twice the order at whole numbers, transformed. Zero at the Nyquist
-    frequency of an even n, whose two signs are different waves in a skewed cell.
+    frequency of an even n, whose two signs are different waves in a skewed cell. No cell enters, so it is made once.
     """
-    weights = spline_weights(torch.zeros((), dtype=torch.float64, device=m.device), 2 * order)
-    place = torch.arange(2 * order, dtype=torch.float64, device=m.device) - order
+    m = frequencies(n)
+    weights = spline_weights(torch.zeros((), dtype=torch.float64), 2 * order)
+    place = torch.arange(2 * order, dtype=torch.float64) - order
     folded = (weights * torch.cos((2.0 * math.pi / n) * m[..., None] * place)).sum(-1)
     found = torch.sinc(m / n).pow(2 * order) / folded.square()
-    return torch.where(2.0 * m.abs() == n, 0.0, found)
+    return torch.where(2.0 * m.abs() == n, 0.0, found).to(device)
 
 
 def influence(
@@ -131,7 +134,7 @@ def influence(
     damping: torch.Tensor = torch.ones((), dtype=torch.float64, device=cell.device)
     for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
         along = [-1 if a == axis else 1 for a in range(3)]
-        damping = damping * spline_damping(m, n, order).view(along)
+        damping = damping * spline_damping(n, order, m.device)[m.long() % n].view(along)
     g: torch.Tensor = damping * green(k2, torch.linalg.det(cell).abs(), alpha)
     return g
 
