@@ -5,12 +5,14 @@ from __future__ import annotations
 import pme_kit as kit
 import pytest
 import torch
+import warp as wp
 from torch.autograd import gradcheck, gradgradcheck
 
-from nvdd_pme.pair_kernels import _gpu_kernel, pair_sums
+from nvdd_pme.pair_kernels import _GPU, _kernel, pair_sums
 from nvdd_pme.real_space import _pair_energy, _pair_potential, _sums
 from nvdd_pme.reciprocal import ReplicatedMesh, _mesh_energy, half_frequencies, influence
-from nvdd_pme.splines import _gather, _spread, gather, spline_weights, spread
+from nvdd_pme.spline_kernels import gather_kernel, spread_kernel
+from nvdd_pme.splines import VALUE, _gather, _spread, gather, spline_weights, spread
 from nvdd_pme.start import launch
 from nvdd_pme.waves import WaveSum, half_space, wave_sums, wave_values
 
@@ -95,7 +97,7 @@ def test_influence_of_the_mesh_is_symmetric(mesh):
     """A wave and its negative weigh alike, also at Nyquist frequencies, so the potential is the energy's gradient."""
     g = influence(CELL, half_frequencies(mesh), alpha=0.6, mesh=mesh, order=6)
     charge = random(*mesh, seed=5).requires_grad_()
-    energy, potential, _ = _mesh_energy(charge, g, False)
+    energy, half, _ = _mesh_energy(charge, g, False)
     wave = torch.fft.fftn(charge.detach())
     full = influence(
         CELL,
@@ -106,7 +108,7 @@ def test_influence_of_the_mesh_is_symmetric(mesh):
     )
     torch.testing.assert_close(energy.detach(), (full * wave.abs().square()).sum())
     (slope,) = torch.autograd.grad(energy, charge)
-    torch.testing.assert_close(slope, potential)
+    torch.testing.assert_close(slope, 2.0 * half)
 
 
 def some_pairs(n_owned=3, n=6):
@@ -131,15 +133,23 @@ def test_pair_kernel_is_plain_torch(alpha, cutoff):
 
 @pytest.mark.parametrize(("alpha", "cutoff"), [(0.4, 4.0), (0.4, 2.0)])
 def test_kernel_of_gpus_is_plain_torch(alpha, cutoff):
-    """Run on the CPU, one receiver after the other."""
+    """Run on the CPU, one of the eight threads of a receiver after the other."""
     x, q = 3 * random(6, 3), random(6, seed=1) - 0.5
     pairs = some_pairs()
     ends = torch.zeros(6, 4, dtype=torch.float64)
     packed = torch.cat([x, q[:, None]], 1)
-    launch(_gpu_kernel(), 3, (packed, *pairs, ends, 3, alpha, cutoff**2))
+    launch(_kernel(_GPU), 8 * 3, (packed, *pairs, ends, 3, alpha, cutoff**2))
     potential, gradient = _sums(x, q, pairs, alpha, cutoff)
     torch.testing.assert_close(ends[:, 3], potential, rtol=1e-13, atol=1e-14)
     torch.testing.assert_close(ends[:, :3], gradient, rtol=1e-13, atol=1e-14)
+
+
+def test_kernels_compile_for_gpus(tmp_path):
+    """By Warp's own compiler, which needs no GPU."""
+    made = [_kernel(_GPU), spread_kernel(8, VALUE), gather_kernel(8, (*VALUE, 1, 0, 0, 0, 1, 0, 0, 0, 1))]
+    for k, kernel in enumerate(made):
+        wp.compile_aot_module(kernel.module, arch=90, module_dir=tmp_path / str(k))
+        assert list((tmp_path / str(k)).glob("*.cubin"))
 
 
 def test_erfc_of_the_kernel():

@@ -1,4 +1,4 @@
-"""Kernels of the real-space sum: on a CPU eight pairs at a time, on a GPU one thread a receiver.
+"""Kernels of the real-space sum: on a CPU eight pairs at a time, on a GPU eight threads a receiver.
 
 Key object: `pair_sums`. The CPU kernel goes through a receiver's list three times: pairs within the cutoff are
 collected, evaluated with the compiler's vector types, and added to both ends; it is sequential, so that needs no atomic
@@ -45,7 +45,7 @@ _ERFC = (
     -7.515532324456653e-11,
 )
 
-_SOURCE = r"""
+_CPU = r"""
 typedef double V __attribute__((vector_size(64), may_alias));
 typedef double R __attribute__((vector_size(32), aligned(8), may_alias));
 typedef long long M __attribute__((vector_size(64), may_alias));
@@ -122,6 +122,66 @@ for (int i = 0; i < n_owned; i++) {
 """
 
 
+_GPU = r"""
+struct alignas(16) Two { double x, y; };  // one load
+auto add = [](double* to, double value) {
+#ifdef __CUDA_ARCH__
+    atomicAdd(to, value);
+#else
+    *to += value;  // in the tests
+#endif
+};
+const double coefficient[] = { @ERFC@ };
+const int lane = n % 8, i = n / 8;
+const Two* x = (const Two*)packed.data;
+double* out = ends.data;
+const Two xy = x[2 * (size_t)i], zq = x[2 * (size_t)i + 1];
+const double steep = alpha * 1.1283791670955126;
+double sx = 0, sy = 0, sz = 0, sv = 0;
+const int end = row_splits.data[i + 1];
+for (int k = row_splits.data[i] + lane; k < end; k += 8) {
+    const size_t j = senders.data[k];
+    const Two a = x[2 * j], b = x[2 * j + 1];
+    const double dx = a.x - xy.x, dy = a.y - xy.y, dz = b.x - zq.x;
+    const double r2 = dx * dx + dy * dy + dz * dz;
+    if (r2 >= cutoff_squared) continue;
+    const double inverse = 1.0 / r2, r = sqrt(r2), t = alpha * r;
+    const double both = 1.0 / ((t + 4.0) * (t + 1.0)), z = 2.0 - 12.0 * (both * (t + 1.0));
+    double p = coefficient[@LAST@];
+    #pragma unroll
+    for (int c = @LAST@ - 1; c >= 0; c--) p = p * z + coefficient[c];
+    const double e = exp(-t * t);
+    const double g = e * p * (both * (t + 4.0)) * (r * inverse);
+    const double s = (g + steep * e) * inverse * zq.y * b.y;
+    const double wi = to_receiver.data[j], wj = to_sender.data[j];
+    sx += wi * s * dx;
+    sy += wi * s * dy;
+    sz += wi * s * dz;
+    sv += wi * g * b.y;
+    if (wj != 0.0) {
+        add(out + 4 * j, -wj * s * dx);
+        add(out + 4 * j + 1, -wj * s * dy);
+        add(out + 4 * j + 2, -wj * s * dz);
+        add(out + 4 * j + 3, wj * g * zq.y);
+    }
+}
+#ifdef __CUDA_ARCH__
+const unsigned eight = 0xffu << (threadIdx.x & 24);
+for (int w = 4; w > 0; w /= 2) {
+    sx += __shfl_xor_sync(eight, sx, w, 8);
+    sy += __shfl_xor_sync(eight, sy, w, 8);
+    sz += __shfl_xor_sync(eight, sz, w, 8);
+    sv += __shfl_xor_sync(eight, sv, w, 8);
+}
+if (lane) return;
+#endif
+add(out + 4 * (size_t)i, sx);
+add(out + 4 * (size_t)i + 1, sy);
+add(out + 4 * (size_t)i + 2, sz);
+add(out + 4 * (size_t)i + 3, sv);
+"""
+
+
 def pair_sums(
     points: torch.Tensor,
     charges: torch.Tensor,
@@ -165,8 +225,8 @@ def pair_sums(
     n_owned = row_splits.shape[0] - 1
     lists = (row_splits, senders, to_receiver, to_sender)
     numbers = (n_owned, float(alpha), float(cutoff * cutoff))
-    kernel, threads = (_cpu_kernel(), min(1, n_owned)) if device == "cpu" else (_gpu_kernel(), n_owned)
-    launch(kernel, threads, (packed, *lists, ends, *numbers))
+    source, threads = (_CPU, min(1, n_owned)) if device == "cpu" else (_GPU, 8 * n_owned)
+    launch(_kernel(source), threads, (packed, *lists, ends, *numbers))
     return ends[:, 3].clone(), ends[:, :3].clone(memory_format=torch.contiguous_format)
 
 
@@ -186,7 +246,10 @@ def _types() -> dict[str, Any]:
 
 
 @cache
-def _cpu_kernel() -> Any:
+def _kernel(source: str) -> Any:
+    """Compile one of the sources; `n` is the thread."""
+    types = _types()
+
     def pairs(
         packed: Any,
         row_splits: Any,
@@ -197,30 +260,13 @@ def _cpu_kernel() -> Any:
         n_owned: Any,
         alpha: Any,
         cutoff_squared: Any,
+        n: Any,
     ) -> None: ...
 
-    text = _SOURCE.replace("@ERFC@", ", ".join(map(repr, _ERFC))).replace("@LAST@", str(len(_ERFC) - 1))
+    text = source.replace("@ERFC@", ", ".join(map(repr, _ERFC))).replace("@LAST@", str(len(_ERFC) - 1))
     text = text.replace("@EXP@", ", ".join(repr(1.0 / math.factorial(k)) for k in range(13)))
-    native = wp.func_native(text)(typed(pairs, _types()))
+    native = wp.func_native(text)(typed(pairs, {**types, "n": wp.int32}))
 
-    def nvdd_pme_pairs_cpu(
-        packed: Any,
-        row_splits: Any,
-        senders: Any,
-        to_receiver: Any,
-        to_sender: Any,
-        ends: Any,
-        n_owned: Any,
-        alpha: Any,
-        cutoff_squared: Any,
-    ) -> None:
-        native(packed, row_splits, senders, to_receiver, to_sender, ends, n_owned, alpha, cutoff_squared)
-
-    return wp.kernel(typed(nvdd_pme_pairs_cpu, _types()), enable_backward=False, module="unique")
-
-
-@cache
-def _gpu_kernel() -> Any:
     def nvdd_pme_pairs(
         packed: Any,
         row_splits: Any,
@@ -232,42 +278,17 @@ def _gpu_kernel() -> Any:
         alpha: Any,
         cutoff_squared: Any,
     ) -> None:
-        i = wp.tid()  # type: Any
-        x = packed[4 * i]
-        y = packed[4 * i + 1]
-        z = packed[4 * i + 2]
-        q = packed[4 * i + 3]
-        sx = wp.float64(0.0)
-        sy = wp.float64(0.0)
-        sz = wp.float64(0.0)
-        potential = wp.float64(0.0)
-        steep = alpha * wp.float64(1.1283791670955126)
-        for k in range(row_splits[i], row_splits[i + 1]):
-            j = senders[k]
-            dx = packed[4 * j] - x
-            dy = packed[4 * j + 1] - y
-            dz = packed[4 * j + 2] - z
-            r2 = dx * dx + dy * dy + dz * dz
-            if not (r2 >= cutoff_squared):
-                r = wp.sqrt(r2)
-                t = alpha * r
-                g = wp.erfc(t) / r
-                other = packed[4 * j + 3]
-                s = (g + steep * wp.exp(-t * t)) / r2 * q * other
-                a = to_receiver[j]
-                b = to_sender[j]
-                sx += a * s * dx
-                sy += a * s * dy
-                sz += a * s * dz
-                potential += a * other * g
-                if b != wp.float64(0.0):
-                    wp.atomic_add(ends, 4 * j, -b * s * dx)
-                    wp.atomic_add(ends, 4 * j + 1, -b * s * dy)
-                    wp.atomic_add(ends, 4 * j + 2, -b * s * dz)
-                    wp.atomic_add(ends, 4 * j + 3, b * q * g)
-        wp.atomic_add(ends, 4 * i, sx)
-        wp.atomic_add(ends, 4 * i + 1, sy)
-        wp.atomic_add(ends, 4 * i + 2, sz)
-        wp.atomic_add(ends, 4 * i + 3, potential)
+        native(
+            packed,
+            row_splits,
+            senders,
+            to_receiver,
+            to_sender,
+            ends,
+            n_owned,
+            alpha,
+            cutoff_squared,
+            wp.tid(),
+        )
 
-    return wp.kernel(typed(nvdd_pme_pairs, _types()), enable_backward=False, module="unique")
+    return wp.kernel(typed(nvdd_pme_pairs, types), enable_backward=False, module="unique")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import all_reduce_sum_symmetric
+from nvdd_core.comm import Mesh, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.splines import gather, spline_weights, spread
@@ -72,6 +72,35 @@ def sum_over_ranks(share: torch.Tensor) -> torch.Tensor:
     if mesh is None or mesh.size == 1:
         return share
     total: torch.Tensor = exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
+    return total
+
+
+class _SumOfMeshes(torch.autograd.Function):
+    """The sum over ranks, in place, of which every rank makes the same n-th part of an energy (collective).
+
+    Every rank's gradient is the same then, so the adjoint's sum over ranks is known without one. It is made all the
+    same where the gradient is differentiated further, for what follows may differ from rank to rank.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, ranks: Mesh) -> torch.Tensor:
+        ctx.ranks = ranks
+        ctx.mark_dirty(share)
+        return ranks.all_reduce_sum_(share)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        if torch.is_grad_enabled():
+            return all_reduce_sum_symmetric(grad, ctx.ranks), None
+        return grad * ctx.ranks.size, None
+
+
+def sum_of_meshes(share: torch.Tensor) -> torch.Tensor:
+    """Return `share` summed over ranks, for `mesh_energy` over the number of ranks (collective)."""
+    ranks = current_dd_context().mesh
+    if ranks is None or ranks.size == 1:
+        return share
+    total: torch.Tensor = exchanged(lambda value: _SumOfMeshes.apply(value, ranks), share)
     return total
 
 
@@ -194,11 +223,11 @@ def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
 def _mesh_energy(
     charge: torch.Tensor, g: torch.Tensor, with_g: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return energy (), its gradient for the charges, and (`with_g`; else empty) for g."""
+    """Return energy (), half its gradient for the charges, and (`with_g`; else empty) that for g."""
     wave = torch.fft.rfftn(charge)
-    potential = 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
-    energy = 0.5 * (charge * potential).sum()
-    return energy, potential, _squared(wave, charge.shape[2]) if with_g else g.new_empty(0)
+    squared = _squared(wave, charge.shape[2]) if with_g else g.new_empty(0)
+    half = torch.fft.irfftn(wave.mul_(g), s=charge.shape, norm="forward")
+    return torch.dot(charge.reshape(-1), half.reshape(-1)), half, squared
 
 
 @_mesh_energy.register_fake
@@ -208,17 +237,18 @@ def _(charge: torch.Tensor, g: torch.Tensor, with_g: bool) -> tuple[torch.Tensor
 
 def _save_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     charge, g, ctx.with_g = inputs
-    _, potential, squared = output
-    ctx.mark_non_differentiable(potential, squared)
-    ctx.save_for_backward(charge, g, potential, squared)
+    _, half, squared = output
+    ctx.mark_non_differentiable(half, squared)
+    ctx.save_for_backward(charge, g, half, squared)
 
 
 def _backward_energy(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    charge, g, potential, squared = ctx.saved_tensors
-    if torch.is_grad_enabled():  # the gradient will be differentiated: as torch operations of charge and g
-        potential = mesh_potential(charge, g)
-        squared = _squared(torch.fft.rfftn(charge), charge.shape[2]) if ctx.with_g else squared
-    return grad * potential, grad * squared if ctx.with_g else None, None
+    charge, g, half, squared = ctx.saved_tensors
+    if not torch.is_grad_enabled():
+        return 2.0 * grad * half, grad * squared if ctx.with_g else None, None
+    # the gradient will be differentiated: as torch operations of charge and g
+    squared = _squared(torch.fft.rfftn(charge), charge.shape[2]) if ctx.with_g else squared
+    return grad * mesh_potential(charge, g), grad * squared if ctx.with_g else None, None
 
 
 _mesh_energy.register_autograd(_backward_energy, setup_context=_save_energy)
@@ -246,11 +276,11 @@ class ReplicatedMesh:
     ) -> torch.Tensor:
         """See `ReciprocalEngine`."""
         points = (positions @ torch.linalg.inv(cell)) * positions.new_tensor(mesh)
-        total = sum_over_ranks(spread(points, charges, mesh, order))
+        share = spread(points, charges, mesh, order)
         g = self._influence(cell, alpha, mesh, order)
         if potential:
-            return gather(points, mesh_potential(total, g), order)
-        return mesh_energy(total, g) / n_ranks()
+            return gather(points, mesh_potential(sum_over_ranks(share), g), order)
+        return mesh_energy(sum_of_meshes(share), g) / n_ranks()
 
     def _influence(
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int

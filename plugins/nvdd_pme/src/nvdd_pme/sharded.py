@@ -113,7 +113,10 @@ class Route:
         slabs = shares(n, ranks.size)
         lengths = torch.tensor([length(slab) for slab in slabs], device=device)
         owner = torch.arange(ranks.size, device=device).repeat_interleave(lengths, output_size=n)
-        planes = points[:, :1].detach().floor().long() + torch.arange(1 - order, 1, device=device)
+        reached = torch.arange(1 - order, 1, device=device)
+        if order <= min(map(length, slabs)):  # two slabs at most, those of the first plane and the last
+            reached = reached[[0, -1]]
+        planes = points[:, :1].detach().floor().long() + reached
         image = planes.div(n, rounding_mode="floor")
         target = owner[planes - image * n]
         run = target + ranks.size * image

@@ -1,7 +1,7 @@
 """Kernels that spread points onto a mesh and read a mesh at points, for CPU and GPU.
 
-Key objects: `spread_kernel`, `gather_kernel`, compiled for an order and a set of derivatives. One snippet serves both
-devices: one point a call, weights by the recursion of cardinal splines, in place. Layer: plugin.
+Key objects: `spread_kernel`, `spread_threads`, `gather_kernel`, compiled for an order and a set of derivatives. One
+snippet serves both devices: one point a call, weights by the recursion of cardinal splines, in place. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -57,6 +57,14 @@ for (int p = 1; p <= ORDER; p++) {
 }
 """
 
+# On a GPU eight threads share a point, one for each mesh point along the last axis, whose additions then go together.
+_LANES = r"""
+#ifdef __CUDA_ARCH__
+const int lane = n % 8;
+n /= 8;
+#endif
+"""
+
 # On a CPU, where the last axis doesn't wrap within reach, eight neighbouring mesh points are one vector.
 _LINES = r"""
 #ifndef __CUDA_ARCH__
@@ -71,11 +79,22 @@ for (int d = 0; d <= MOST; d++) {
 """
 
 _SPREAD = (
-    _WEIGHTS
+    _LANES
+    + _WEIGHTS
     + _LINES
     + r"""
 double value[SETS];
 for (int k = 0; k < SETS; k++) value[k] = values.data[SETS * (size_t)n + k];
+#ifdef __CUDA_ARCH__
+if (lane >= ORDER) return;
+double line[MOST + 1];
+int place = 0;
+#pragma unroll
+for (int c = 0; c < ORDER; c++) if (c == lane) {
+    place = at[2][c];
+    for (int d = 0; d <= MOST; d++) line[d] = w[2][d][c];
+}
+#endif
 for (int a = 0; a < ORDER; a++) for (int b = 0; b < ORDER; b++) {
     double* row = grid.data + ((size_t)at[0][a] * size[1] + at[1][b]) * size[2];
     double part[MOST + 1];  // by derivative along the last axis
@@ -89,16 +108,16 @@ for (int a = 0; a < ORDER; a++) for (int b = 0; b < ORDER; b++) {
         *to = sum;
         continue;
     }
-#endif
     for (int c = 0; c < ORDER; c++) {
         double sum = 0.0;
         for (int d = 0; d <= MOST; d++) sum += part[d] * w[2][d][c];
-#ifdef __CUDA_ARCH__
-        atomicAdd(row + at[2][c], sum);
-#else
         row[at[2][c]] += sum;
-#endif
     }
+#else
+    double sum = 0.0;
+    for (int d = 0; d <= MOST; d++) sum += part[d] * line[d];
+    atomicAdd(row + place, sum);
+#endif
 }
 """
 )
@@ -143,6 +162,11 @@ for (int a = 0; a < ORDER; a++) {
 for (int k = 0; k < SETS; k++) values.data[SETS * (size_t)n + k] = value[k];
 """
 )
+
+
+def spread_threads(n_points: int, on_gpu: bool) -> int:
+    """Return how many threads `spread_kernel` wants."""
+    return 8 * n_points if on_gpu else n_points
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.spline_kernels import gather_kernel, spread_kernel
+from nvdd_pme.spline_kernels import gather_kernel, spread_kernel, spread_threads
 from nvdd_pme.start import launch
 
 VALUE = (0, 0, 0)
@@ -81,7 +81,8 @@ def _spread(
 ) -> torch.Tensor:
     """Sum ``values[:, k]`` times the k-th derivative of the spline (three integers each) into a new mesh."""
     grid = points.new_zeros(mesh)
-    _run(spread_kernel(order, tuple(derivatives)), points, values, grid)
+    threads = spread_threads(points.shape[0], points.is_cuda)
+    _run(spread_kernel(order, tuple(derivatives)), threads, points, values, grid)
     return grid
 
 
@@ -89,13 +90,12 @@ def _spread(
 def _gather(points: torch.Tensor, grid: torch.Tensor, derivatives: list[int], order: int) -> torch.Tensor:
     """Read the mesh at the points with each derivative of the spline (n, D): the transpose of `_spread`."""
     values = points.new_empty((points.shape[0], len(derivatives) // 3))
-    _run(gather_kernel(order, tuple(derivatives)), points, values, grid)
+    _run(gather_kernel(order, tuple(derivatives)), points.shape[0], points, values, grid)
     return values
 
 
-def _run(kernel: Any, points: torch.Tensor, values: torch.Tensor, grid: torch.Tensor) -> None:
-    arguments = (points.contiguous(), values.contiguous(), grid.contiguous(), *grid.shape)
-    launch(kernel, points.shape[0], arguments)
+def _run(kernel: Any, threads: int, points: torch.Tensor, values: torch.Tensor, grid: torch.Tensor) -> None:
+    launch(kernel, threads, (points.contiguous(), values.contiguous(), grid.contiguous(), *grid.shape))
 
 
 @_spread.register_fake
