@@ -52,8 +52,8 @@ def test_charged_and_skewed_cells(case, cutoff):
     atoms, energy = kit.O28[case]
     volume = atoms.cell.volume
     for model, relative in (
-        (load_ewald(**kit.CPU, accuracy=1e-12, cutoff=cutoff), 1e-9),
-        (load_pme(**kit.CPU, accuracy=1e-9, cutoff=cutoff), 1e-7),
+        (load_ewald(**kit.CPU, accuracy=1e-12, cutoff=cutoff), 1e-11),
+        (load_pme(**kit.CPU, accuracy=1e-9, cutoff=cutoff), 1e-8),
     ):
         for outputs in (FAST, ALL):
             found = evaluate(model, atoms, outputs)
