@@ -139,6 +139,7 @@ def wires_between(members: Sequence[Member], wires: Mapping[str, str] | None) ->
     found: list[Wire] = []
     for output, field in wires.items():
         wire = _wire(members, output, field)
+        _refuse_given(members, wire)
         for other in found:
             if other.field == wire.field and other.readers & wire.readers:
                 raise InputError(
@@ -174,6 +175,18 @@ def _wire(members: Sequence[Member], output: str, field: str) -> Wire:
             f"run in the order {', '.join(names)}"
         )
     return Wire(sources[0], own, bare, frozenset(readers))
+
+
+def _refuse_given(members: Sequence[Member], wire: Wire) -> None:
+    """Refuse to feed a member what its own options give: one of both would be ignored without a word."""
+    source = members[wire.source].name
+    for reader in (members[i] for i in sorted(wire.readers)):
+        if wire.field in getattr(reader.model, "given_fields", ()):
+            raise InputError(
+                f"member '{reader.name}' has its '{wire.field}' from an option of its own, and '{wire.output}' of "
+                f"member '{source}' would feed it as well: leave the option of '{reader.name}' out, or '{source}'; in "
+                "Python wires={} keeps members apart"
+            )
 
 
 def _is_direct(member: Member) -> bool:

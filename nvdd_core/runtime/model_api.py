@@ -34,7 +34,8 @@ class Model(Protocol):
         ``half`` or ``full``, see `nvdd_core.graph.NeighborList`.
 
     A model that chooses parameters by the system may have a method ``describe()``, whose text commands print after an
-    evaluation.
+    evaluation. One whose options give what is else a field of the batch may have an attribute ``given_fields``, the
+    names of such fields, which a composition then refuses to feed.
     """
 
     @property

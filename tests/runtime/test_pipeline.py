@@ -312,6 +312,19 @@ def test_a_wire_names_members_where_several_could_be_meant() -> None:
         PipelineModel(members, wires={"one/charges": "coulomb/charges", "two/charges": "coulomb/charges"})
 
 
+def test_a_field_has_one_source() -> None:
+    coulomb = composed.Coulomb()
+    coulomb.given_fields = frozenset({"charges"})
+    members = {"q": composed.Charges(), "toy2": models.Toy2(), "coulomb": coulomb}
+    message = (
+        "member 'coulomb' has its 'charges' from an option of its own, and 'charges' of member 'q' would feed"
+    )
+    with pytest.raises(InputError, match=message):
+        PipelineModel(members)
+    assert PipelineModel(members, wires={"charges": "toy2/charges"}).wires
+    assert not PipelineModel(members, wires={}).wires
+
+
 def test_a_derivative_is_never_lost_silently() -> None:
     q, coulomb = composed.Charges(), composed.Coulomb()
     direct = PipelineModel({"q": composed.DirectCharges(), "coulomb": coulomb})
