@@ -6,6 +6,7 @@ import numpy as np
 import pme_kit as kit
 import pytest
 
+from nvdd_core.errors import InputError
 from nvdd_core.runtime import DomainConfig
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.spec import StrategyKind
@@ -158,3 +159,17 @@ def test_forces_and_stress_go_through_the_charges(name):
     assert frozen.energy[0] == pytest.approx(found.energy[0], abs=1e-10)
     assert frozen.forces[0, 0] == pytest.approx(0.331809 * kit.UNIT, abs=1e-6)
     assert frozen.forces[5, 2] == pytest.approx(0.439737 * kit.UNIT, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ewald", "pme"])
+def test_two_sources_of_charges_are_refused(name):
+    """The option and another member: when the models are put together, and by the model itself."""
+    source = charged(name)
+    with pytest.raises(
+        InputError, match=rf"member 'load_{name}' .* option .* member 'Charges' .* leave the option"
+    ):
+        ModelSource(source.target, {**source.options, f"load_{name}.charges": "Na=1,Cl=-1"}).load()
+    with pytest.raises(
+        InputError, match=f"{name}: another model computes the charges.* leave the option out"
+    ):
+        evaluate(kit.MovingCharges(name, charges="Na=1,Cl=-1"), kit.rippled_salt(), FAST)

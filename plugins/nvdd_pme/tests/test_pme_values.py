@@ -126,6 +126,35 @@ def test_stress_after_a_change_of_cell(name):
 
 
 @pytest.mark.parametrize("name", ["ewald", "pme"])
+def test_a_cell_that_changes_in_a_run(name, monkeypatch):
+    """Parameters are chosen anew with the cell, in place or replaced, and in no other step."""
+    options = {**kit.CPU, "accuracy": 1e-8, "cutoff": 5.0}
+    load = {"ewald": load_ewald, "pme": load_pme}[name]
+    model, looked, sizes = load(**options), [], []
+    choose = model._long_range.choose
+    monkeypatch.setattr(model._long_range, "choose", lambda *given: looked.append(1) or choose(*given))
+    sharded = ShardedBatch.scatter(Batch.from_ase(kit.rock_salt()), Mesh.single("cpu"))
+    distributed = DistributedModel(model, DomainConfig(skin=0.5))
+    for factor in (1.0, 1.4, 0.6):
+        sharded.positions.mul_(factor)
+        if factor > 1.0:
+            sharded.cell.mul_(factor)
+        elif factor < 1.0:
+            sharded.cell = factor * sharded.cell
+        for step in range(3):
+            sharded.positions.add_(0.01 * torch.cos(torch.arange(24.0).view(8, 3) + step))
+            found = distributed(sharded, FAST)
+            cell, charges = sharded.cell[0].numpy(), sharded.fields["charges"].numpy()
+            fresh = evaluate(load(**options), kit.ions(sharded.positions.numpy(), cell, charges), FAST)
+            assert float(found.energy) == pytest.approx(fresh.energy[0], rel=1e-12)
+            np.testing.assert_allclose(found.forces, fresh.forces, rtol=0, atol=1e-11)
+            np.testing.assert_allclose(found.stress, fresh.stress, rtol=0, atol=1e-12)
+        sizes.append(model.chosen[0].size)
+    assert sizes[0] < sizes[1] > sizes[2]
+    assert len(looked) == 3
+
+
+@pytest.mark.parametrize("name", ["ewald", "pme"])
 def test_charge_gradient_is_a_slope(name):
     model = {"ewald": load_ewald, "pme": load_pme}[name](**kit.CPU, accuracy=1e-5, cutoff=6.0)
     atoms = kit.skewed(0.3)

@@ -208,7 +208,7 @@ def test_engine_by_size(monkeypatch) -> None:
     def engine(option: str, points: int, n_ranks: int) -> type:
         monkeypatch.setattr(model, "n_ranks", lambda: n_ranks)
         chosen = model.Splitting(alpha=0.4, size=(points,) * 3, order=5)
-        return type(model._Mesh(option)._engine_for(chosen))
+        return type(model._Mesh(option).engine(chosen).func)
 
     assert engine("auto", 32, 4) is ReplicatedMesh
     assert engine("auto", 64, 4) is ShardedMesh

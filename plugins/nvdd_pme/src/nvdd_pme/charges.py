@@ -65,10 +65,11 @@ def _number(model: str, symbol: str, value: Any) -> float:
 
 
 class Charges:
-    """Charges of local rows.
+    """Charges of local rows: the option's, or else the field of the batch.
 
-    A differentiable field ``charges`` is what another model computed and comes first; then the option; then a column
-    of the structure file.
+    The field is a column of the structure file, in whose place a composition puts what another member computed. The
+    option and another member's charges together are refused: by the composition, which asks for `fields`, and here
+    where the field turns out to be differentiable.
 
     Parameters
     ----------
@@ -85,6 +86,11 @@ class Charges:
             table[number] = charge
         self._table = table
         self._seen: tuple[weakref.ref[torch.Tensor], int] | None = None
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """Fields of the batch that the option stands for."""
+        return frozenset(COLUMNS if self.by_number else ())
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one process."""
@@ -111,17 +117,23 @@ class Charges:
         Raises
         ------
         InputError
-            When there are none, or a column has another shape or a value that is not finite.
+            When there are none, or two sources of them, or a column has another shape or a value that is not finite.
         """
         name = next((name for name in COLUMNS if name in batch.fields), None)
         given = None if name is None else batch.fields[name]
-        if name == COLUMNS[0] and given is not None and given.requires_grad:
-            return self._shaped(name, given, batch).double()
+        computed = given is not None and given.requires_grad  # what is read from a file is not
         if self.by_number:
+            if computed:
+                raise InputError(
+                    f"{self.model}: another model computes the charges, and the option charges gives them, too: leave "
+                    "the option out"
+                )
             return self._of(batch.numbers)
         if name is None or given is None:
             raise InputError(f"{self.model}: the atoms have no charges: {_HOW}")
-        self._check_finite(name, self._shaped(name, given, batch), batch)
+        self._check_shape(name, given, batch)
+        if not computed:
+            self._check_finite(name, given, batch)
         return given.double()
 
     def _of(self, numbers: torch.Tensor) -> torch.Tensor:
@@ -130,13 +142,12 @@ class Charges:
         inside = (numbers >= 0) & (numbers < len(chemical_symbols))
         return self._table[torch.where(inside, numbers, len(chemical_symbols))]
 
-    def _shaped(self, name: str, given: torch.Tensor, batch: LocalBatch) -> torch.Tensor:
+    def _check_shape(self, name: str, given: torch.Tensor, batch: LocalBatch) -> None:
         if given.shape != (batch.n_local,):
             raise InputError(
                 f"{self.model}: the field '{name}' has shape {tuple(given.shape)}; expected one number for each of "
                 f"{batch.n_local} local rows"
             )
-        return given
 
     def _check_finite(self, name: str, given: torch.Tensor, batch: LocalBatch) -> None:
         """Look at a column once, not in every step."""

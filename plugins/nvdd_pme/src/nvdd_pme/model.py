@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import ase.units
 import torch
 
 from nvdd_core.errors import InputError
-from nvdd_core.graph import NeighborList
 from nvdd_core.runtime import LocalBatch, MLIPSpec, to_local
 from nvdd_core.spec import StrategyKind
 from nvdd_pme.charges import Charges, parse_charges
@@ -119,15 +119,8 @@ class LongRange(Protocol):
         """Return what fits a cell."""
         ...
 
-    def evaluate(
-        self,
-        positions: torch.Tensor,
-        charges: torch.Tensor,
-        cell: torch.Tensor,
-        chosen: Splitting,
-        potential: bool,
-    ) -> torch.Tensor:
-        """See `nvdd_pme.reciprocal.ReciprocalEngine`."""
+    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
+        """Return a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, without its parameters."""
         ...
 
 
@@ -136,30 +129,12 @@ class _Waves:
 
     choose = staticmethod(choose_waves)
 
-    def __init__(self) -> None:
-        self._engine = WaveSum()
-
-    def evaluate(
-        self,
-        positions: torch.Tensor,
-        charges: torch.Tensor,
-        cell: torch.Tensor,
-        chosen: Splitting,
-        potential: bool,
-    ) -> torch.Tensor:
-        return self._engine(
-            positions,
-            charges,
-            cell,
-            alpha=chosen.alpha,
-            reach=chosen.size,
-            k_cutoff=chosen.k_cutoff,
-            potential=potential,
-        )
+    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
+        return partial(WaveSum(), alpha=chosen.alpha, reach=chosen.size, k_cutoff=chosen.k_cutoff)
 
 
 class _Mesh:
-    """A mesh, by one of the engines."""
+    """A mesh, whole on every rank or spread over them."""
 
     choose = staticmethod(choose_mesh)
 
@@ -167,31 +142,11 @@ class _Mesh:
         self._engine = engine
         self._replicated, self._sharded = ReplicatedMesh(), ShardedMesh()
 
-    def evaluate(
-        self,
-        positions: torch.Tensor,
-        charges: torch.Tensor,
-        cell: torch.Tensor,
-        chosen: Splitting,
-        potential: bool,
-    ) -> torch.Tensor:
-        return self._engine_for(chosen)(
-            positions,
-            charges,
-            cell,
-            alpha=chosen.alpha,
-            mesh=chosen.size,
-            order=chosen.order,
-            potential=potential,
-        )
-
-    def _engine_for(self, chosen: Splitting) -> ReciprocalEngine:
+    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
         large = n_ranks() > 1 and math.prod(chosen.size) >= SHARDED_FROM
-        return (
-            self._sharded
-            if self._engine == "sharded" or (self._engine == "auto" and large)
-            else self._replicated
-        )
+        sharded = self._engine == "sharded" or (self._engine == "auto" and large)
+        engine: ReciprocalEngine = self._sharded if sharded else self._replicated
+        return partial(engine, alpha=chosen.alpha, mesh=chosen.size, order=chosen.order)
 
 
 class Coulomb:
@@ -244,6 +199,11 @@ class Coulomb:
         """Half lists on the CPU, where the kernel is sequential; full ones on a GPU."""
         return "half" if self.device.type == "cpu" else "full"
 
+    @property
+    def given_fields(self) -> frozenset[str]:
+        """See `nvdd_core.runtime.Model`."""
+        return self._charges.fields
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one process and one list."""
         return {**self.__dict__, "_lists": None}
@@ -269,12 +229,10 @@ class Coulomb:
             ``energy`` (S,), eV, a share of each system's; or, where outputs of rows are asked for, ``node_energy``
             (n_owned,), eV, and ``charge_gradient`` (n_owned,), dE/dq, V. All differentiable.
         """
-        self._refuse_open(batch)
-        self._choose(batch)
-        charges = self._charges(batch)
+        lists, charges = self._lists_of(batch), self._charges(batch)
         if not batch.requested & _PER_ROW:
-            return {"energy": COULOMB * self._energy(batch, charges)}
-        potential = COULOMB * self._potential(batch, charges)
+            return {"energy": COULOMB * self._energy(batch, lists, charges)}
+        potential = COULOMB * self._potential(batch, lists, charges)
         return {
             "node_energy": (0.5 * charges[: batch.n_owned] * potential).to(self.dtype),
             "charge_gradient": potential.to(self.dtype),
@@ -284,66 +242,71 @@ class Coulomb:
 
     # -- the two ways to the energy ------------------------------------------------------------------------------
 
-    def _energy(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
+    def _energy(self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the energies, (S,), e^2/Angstrom."""
-        lists, system = self._lists_of(batch), to_local(batch.system)
-        points, extended = self._extended(batch, charges, lists)
+        points, extended = self._extended(batch, lists, charges)
         near = pair_energy(
             points,
             extended,
-            system[lists.rows],
+            lists.system,
             lists.energy,
             n_systems=batch.n_systems,
             alpha=self.options.splitting,
             cutoff=self.cutoff,
         )
-        mine = charges[: batch.n_owned]
-        own = near.new_zeros(batch.n_systems).index_add(0, system[: batch.n_owned], mine.square())
-        far = torch.stack([self._reciprocal(batch, charges, s, False) for s in range(batch.n_systems)])
+        mine, system = charges[: batch.n_owned], to_local(batch.system)[: batch.n_owned]
+        own = near.new_zeros(batch.n_systems).index_add(0, system, mine.square())
+        far = torch.stack(self._reciprocal(batch, lists, charges, potential=False))
         energy: torch.Tensor = near - self.options.splitting / math.sqrt(math.pi) * own + far
         return energy
 
-    def _potential(self, batch: LocalBatch, charges: torch.Tensor) -> torch.Tensor:
+    def _potential(self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor) -> torch.Tensor:
         """Return dE/dq of owned rows, (n_owned,), e/Angstrom."""
-        lists = self._lists_of(batch)
-        points, extended = self._extended(batch, charges, lists)
+        points, extended = self._extended(batch, lists, charges)
         near = pair_potential(
             points, extended, lists.potential, alpha=self.options.splitting, cutoff=self.cutoff
         )
         near = near.new_zeros(batch.n_local).index_add(0, lists.rows, near)[: batch.n_owned]
         far = torch.zeros_like(near)
-        for s in range(batch.n_systems):
-            far = far.index_add(0, self._rows(batch, s), self._reciprocal(batch, charges, s, True))
+        for rows, values in zip(
+            lists.owned, self._reciprocal(batch, lists, charges, potential=True), strict=True
+        ):
+            far[rows] = values
         own = (2.0 * self.options.splitting / math.sqrt(math.pi)) * charges[: batch.n_owned]
         potential: torch.Tensor = near - own + far
         return potential
 
     def _extended(
-        self, batch: LocalBatch, charges: torch.Tensor, lists: _Lists
+        self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return places and charges of the extended rows."""
         positions, system = to_local(batch.positions).double(), to_local(batch.system)
         points = lists.edges.extend(positions, batch.cell.double(), system)
         return points, charges[lists.rows]
 
-    def _reciprocal(self, batch: LocalBatch, charges: torch.Tensor, s: int, potential: bool) -> torch.Tensor:
-        rows = self._rows(batch, s)
-        return self._long_range.evaluate(
-            to_local(batch.positions)[rows].double(),
-            charges[rows],
-            batch.cell[s].double(),
-            self.chosen[s],
-            potential,
-        )
-
-    def _rows(self, batch: LocalBatch, s: int) -> torch.Tensor:
-        """Return this rank's owned rows of system s."""
-        if batch.n_systems == 1:
-            return torch.arange(batch.n_owned, device=batch.cell.device)
-        mine: torch.Tensor = to_local(batch.system)[: batch.n_owned]
-        return (mine == s).nonzero()[:, 0]
+    def _reciprocal(
+        self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor, *, potential: bool
+    ) -> list[torch.Tensor]:
+        """Return for each system this rank's share of the reciprocal energy, or the potential at its owned rows."""
+        positions, cells = to_local(batch.positions).double(), batch.cell.double()
+        return [
+            self._long_range.engine(chosen)(positions[rows], charges[rows], cell, potential=potential)
+            for chosen, rows, cell in zip(self.chosen, lists.owned, cells, strict=True)
+        ]
 
     # -- what is chosen and kept -----------------------------------------------------------------------------------
+
+    def _lists_of(self, batch: LocalBatch) -> _Lists:
+        """Return what is kept with the neighbour list, and look at cells when there is a new one.
+
+        A list is made anew whenever a cell or its boundaries change, so that a step without a new one reads nothing
+        back from a device.
+        """
+        if self._lists is None or self._lists.given() is not batch.neighbors:
+            self._refuse_open(batch)
+            self._choose(batch)
+            self._lists = _Lists(batch)
+        return self._lists
 
     def _refuse_open(self, batch: LocalBatch) -> None:
         periodic = batch.pbc.all(1).tolist()
@@ -361,14 +324,9 @@ class Coulomb:
             self.chosen = chosen
             _LOG.info("%s: %s", self.name, self.describe())
 
-    def _lists_of(self, batch: LocalBatch) -> _Lists:
-        if self._lists is None or self._lists.given() is not batch.neighbors:
-            self._lists = _Lists(batch.neighbors)
-        return self._lists
-
 
 class _Lists:
-    """How the edges of one neighbour list count.
+    """What belongs to one neighbour list.
 
     Attributes
     ----------
@@ -376,15 +334,23 @@ class _Lists:
         The list that this was made for.
     edges : NeighborList
         The list in use.
-    rows : Tensor, shape (n_extended,), int64
-        Local row of each of its extended rows.
+    rows, system : Tensor, shape (n_extended,), int64
+        Local row and system of each of its extended rows.
+    owned : tuple of slice or Tensor
+        Owned rows of each system.
     energy, potential : Pairs
     """
 
-    def __init__(self, neighbors: NeighborList) -> None:
-        self.given = weakref.ref(neighbors)
-        self.edges = owned_receivers(neighbors)
+    def __init__(self, batch: LocalBatch) -> None:
+        self.given = weakref.ref(batch.neighbors)
+        self.edges = owned_receivers(batch.neighbors)
         self.rows = self.edges.extended_rows
+        system = to_local(batch.system)
+        self.system = system[self.rows]
+        self.owned: tuple[slice | torch.Tensor, ...] = (slice(batch.n_owned),)
+        if batch.n_systems > 1:
+            mine = system[: batch.n_owned]
+            self.owned = tuple((mine == s).nonzero()[:, 0] for s in range(batch.n_systems))
         self.energy = Pairs.for_energy(self.edges)
 
     @cached_property
