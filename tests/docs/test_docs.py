@@ -179,7 +179,7 @@ def test_run_keys_and_defaults() -> None:
 
 def test_run_files_are_valid() -> None:
     found = 0
-    for page in (DOCS / "run.md", DOCS / "tutorial.md"):
+    for page in (DOCS / "run.md", DOCS / "tutorial.md", DOCS / "pme.md"):
         for code in fences(page, "toml"):
             values = tomllib.loads(code)
             assert set(values) <= set(RUN_FILE_KEYS)
