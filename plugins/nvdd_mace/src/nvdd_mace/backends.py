@@ -100,8 +100,8 @@ class KeptRows:
     """Gives a convolution the same number of rows again, as rows come and go.
 
     cuEquivariance times its kernels anew for each number of rows that edges point into (0.6 to 3 s), which changes on
-    several ranks whenever atoms migrate. So rows of zeros, to which no edge points, are put below, up to a number that is
-    kept: first what is needed, an eighth more than that once it didn't do.
+    several ranks whenever atoms migrate. So rows of zeros, to which no edge points, are put below, up to a number that
+    is kept: first what is needed, an eighth more than that once it didn't do.
     """
 
     def __init__(self) -> None:

@@ -120,7 +120,7 @@ class LongRange(Protocol):
         ...
 
     def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
-        """Return a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, without its parameters."""
+        """Make a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, to be called with one cell only."""
         ...
 
 
@@ -140,12 +140,11 @@ class _Mesh:
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._replicated, self._sharded = ReplicatedMesh(), ShardedMesh()
 
     def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
         large = n_ranks() > 1 and math.prod(chosen.size) >= SHARDED_FROM
         sharded = self._engine == "sharded" or (self._engine == "auto" and large)
-        engine: ReciprocalEngine = self._sharded if sharded else self._replicated
+        engine: ReciprocalEngine = ShardedMesh() if sharded else ReplicatedMesh(one_cell=True)
         return partial(engine, alpha=chosen.alpha, mesh=chosen.size, order=chosen.order)
 
 
@@ -254,8 +253,7 @@ class Coulomb:
             alpha=self.options.splitting,
             cutoff=self.cutoff,
         )
-        mine, system = charges[: batch.n_owned], to_local(batch.system)[: batch.n_owned]
-        own = near.new_zeros(batch.n_systems).index_add(0, system, mine.square())
+        own = torch.stack([charges[rows].square().sum() for rows in lists.owned])
         far = torch.stack(self._reciprocal(batch, lists, charges, potential=False))
         energy: torch.Tensor = near - self.options.splitting / math.sqrt(math.pi) * own + far
         return energy
@@ -290,8 +288,8 @@ class Coulomb:
         """Return for each system this rank's share of the reciprocal energy, or the potential at its owned rows."""
         positions, cells = to_local(batch.positions).double(), batch.cell.double()
         return [
-            self._long_range.engine(chosen)(positions[rows], charges[rows], cell, potential=potential)
-            for chosen, rows, cell in zip(self.chosen, lists.owned, cells, strict=True)
+            engine(positions[rows], charges[rows], cell, potential=potential)
+            for engine, rows, cell in zip(lists.engines, lists.owned, cells, strict=True)
         ]
 
     # -- what is chosen and kept -----------------------------------------------------------------------------------
@@ -305,7 +303,8 @@ class Coulomb:
         if self._lists is None or self._lists.given() is not batch.neighbors:
             self._refuse_open(batch)
             self._choose(batch)
-            self._lists = _Lists(batch)
+            engines = tuple(self._long_range.engine(chosen) for chosen in self.chosen)
+            self._lists = _Lists(batch, engines)
         return self._lists
 
     def _refuse_open(self, batch: LocalBatch) -> None:
@@ -338,11 +337,13 @@ class _Lists:
         Local row and system of each of its extended rows.
     owned : tuple of slice or Tensor
         Owned rows of each system.
+    engines : tuple of callable
+        Of the reciprocal part, one a system.
     energy, potential : Pairs
     """
 
-    def __init__(self, batch: LocalBatch) -> None:
-        self.given = weakref.ref(batch.neighbors)
+    def __init__(self, batch: LocalBatch, engines: tuple[Callable[..., torch.Tensor], ...]) -> None:
+        self.given, self.engines = weakref.ref(batch.neighbors), engines
         self.edges = owned_receivers(batch.neighbors)
         self.rows = self.edges.extended_rows
         system = to_local(batch.system)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import frequencies, half_weights, spline_damping
+from nvdd_pme.reciprocal import frequencies, half_weights, inverted, spline_damping
 from nvdd_pme.slabs import shares
 
 _CHUNK = 1 << 17  # places at a time: a few arrays of them fit into a core's cache
@@ -274,6 +274,6 @@ class Modes:
 
 def _metric(cell: torch.Tensor) -> torch.Tensor:
     """Return what turns integer components into squared lengths of wave vectors."""
-    inverse = torch.linalg.inv(cell)
+    inverse = inverted(cell)
     metric: torch.Tensor = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
     return metric

@@ -89,7 +89,7 @@ class _SumOfMeshes(torch.autograd.Function):
         return ranks.all_reduce_sum_(share)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         if torch.is_grad_enabled():
             return all_reduce_sum_symmetric(grad, ctx.ranks), None
         return grad * ctx.ranks.size, None
@@ -108,6 +108,19 @@ def n_ranks() -> int:
     """Return how many ranks evaluate together."""
     mesh = current_dd_context().mesh
     return 1 if mesh is None else mesh.size
+
+
+def inverted(cell: torch.Tensor) -> torch.Tensor:
+    """Return the inverse of a cell, without waiting for a GPU to tell whether there is one: cells were checked."""
+    inverse: torch.Tensor = torch.linalg.inv_ex(cell).inverse
+    return inverse
+
+
+def mesh_points(positions: torch.Tensor, cell: torch.Tensor, mesh: tuple[int, int, int]) -> torch.Tensor:
+    """Return positions in units of the mesh, (n, 3)."""
+    scaled = [inverse * n for inverse, n in zip(inverted(cell).unbind(1), mesh, strict=True)]
+    points: torch.Tensor = positions @ torch.stack(scaled, dim=1)
+    return points
 
 
 # -- the influence function -----------------------------------------------------------------------------------
@@ -170,7 +183,7 @@ def influence(
 
 def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return |k|^2 of the wave vectors with integer components (a, b, c)."""
-    inverse = torch.linalg.inv(cell)  # columns are reciprocal vectors without 2 pi
+    inverse = inverted(cell)  # columns are reciprocal vectors without 2 pi
     metric = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
     diagonal = metric[0, 0] * a * a + metric[1, 1] * b * b + metric[2, 2] * c * c
     k2: torch.Tensor = diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
@@ -258,9 +271,17 @@ _mesh_energy.register_autograd(_backward_energy, setup_context=_save_energy)
 
 
 class ReplicatedMesh:
-    """Each rank spreads its rows, the mesh is summed over ranks, and every rank transforms all of it."""
+    """Each rank spreads its rows, the mesh is summed over ranks, and every rank transforms all of it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    one_cell : bool
+        Promise that every call is about the same cell, mesh and splitting, so that nothing is read back from a device
+        to find out.
+    """
+
+    def __init__(self, *, one_cell: bool = False) -> None:
+        self._one_cell = one_cell
         self._kept: tuple[tuple[Any, ...], torch.Tensor, torch.Tensor] | None = None
 
     def __call__(
@@ -275,7 +296,7 @@ class ReplicatedMesh:
         potential: bool = False,
     ) -> torch.Tensor:
         """See `ReciprocalEngine`."""
-        points = (positions @ torch.linalg.inv(cell)) * positions.new_tensor(mesh)
+        points = mesh_points(positions, cell, mesh)
         share = spread(points, charges, mesh, order)
         g = self._influence(cell, alpha, mesh, order)
         if potential:
@@ -289,12 +310,15 @@ class ReplicatedMesh:
         if cell.requires_grad and torch.is_grad_enabled():
             return influence(cell, half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order)
         key = (alpha, mesh, order, cell.device)
-        if self._kept is None or self._kept[0] != key or not torch.equal(self._kept[1], cell):
+        if self._kept is None or not (self._one_cell or self._is_kept(key, cell)):
             g = influence(
                 cell.detach(), half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order
             )
             self._kept = (key, cell.detach().clone(), g)
         return self._kept[2]
+
+    def _is_kept(self, key: tuple[Any, ...], cell: torch.Tensor) -> bool:
+        return self._kept is not None and self._kept[0] == key and torch.equal(self._kept[1], cell)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be made again."""

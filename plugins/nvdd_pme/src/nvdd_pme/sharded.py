@@ -20,6 +20,7 @@ from nvdd_core.comm import Mesh, all_to_all_rows, received_splits
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.modes import Modes
+from nvdd_pme.reciprocal import mesh_points
 from nvdd_pme.slabs import length, shares, spectrum, spectrum_adjoint
 from nvdd_pme.splines import gather, spread
 
@@ -50,7 +51,7 @@ class ShardedMesh:
     ) -> torch.Tensor:
         """See `nvdd_pme.reciprocal.ReciprocalEngine`."""
         ranks = self.ranks(positions.device)
-        points = (positions @ torch.linalg.inv(cell)) * positions.new_tensor(mesh)
+        points = mesh_points(positions, cell, mesh)
         route = Route.of(points, mesh[0], order, ranks)
         rows = route.there(torch.cat([points, charges[:, None]], dim=1))
         modes = Modes(mesh, order, alpha, shares(mesh[1], ranks.size)[ranks.rank].start)

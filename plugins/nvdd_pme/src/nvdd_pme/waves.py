@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import green, n_ranks, squared_lengths, sum_over_ranks
+from nvdd_pme.reciprocal import green, inverted, n_ranks, squared_lengths, sum_over_ranks
 
 _BLOCK = 1 << 22
 """Numbers in a block of phases: 32 MB."""
@@ -129,7 +129,7 @@ class WaveSum:
         differentiated; `reach` is the largest frequency along each axis.
         """
         frequency = half_space(cell.detach(), reach, k_cutoff)
-        points = positions @ torch.linalg.inv(cell)
+        points = positions @ inverted(cell)
         total = sum_over_ranks(wave_sums(points, charges, frequency))
         k2 = squared_lengths(cell, *frequency.unbind(1))
         g = green(k2, torch.linalg.det(cell).abs(), alpha)
