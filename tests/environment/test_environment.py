@@ -13,11 +13,14 @@ import pytest
 from nvdd_core.environment import (
     GROUP_VARIABLES,
     child_environment,
+    fallback_cache,
     found_group,
     found_local_rank,
     interpreter_command,
     meeting_point,
+    one_at_a_time,
     search_path,
+    stderr_without,
 )
 from nvdd_core.errors import InputError
 
@@ -116,3 +119,77 @@ def test_search_path_holds_no_empty_entry(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(sys, "path", ["", "/somewhere"])
     assert search_path() == [str(tmp_path), "/somewhere"]
     assert interpreter_command("x")[-1] == "x"
+
+
+_HOLD = """
+import sys, time
+from pathlib import Path
+from nvdd_core.environment import one_at_a_time
+with one_at_a_time(Path(sys.argv[1])):
+    print("has it", flush=True)
+    time.sleep(0.3)
+    print("is done", flush=True)
+"""
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    """A process that comes second goes on when the first is done; its own error passes and frees the file."""
+    lock = tmp_path / "lock"
+    with subprocess.Popen(interpreter_command("-c", _HOLD, str(lock)), stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"has it\n"
+        with one_at_a_time(lock):
+            os.set_blocking(other.stdout.fileno(), False)
+            assert other.stdout.readline() == b"is done\n"
+    with pytest.raises(KeyError), one_at_a_time(lock):
+        raise KeyError
+    with one_at_a_time(lock):
+        pass
+
+
+def test_without_a_lock_nobody_waits(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), one_at_a_time(tmp_path / "no such folder" / "lock"):
+        raise KeyError
+
+
+def test_stderr_without(capfd: pytest.CaptureFixture[str]) -> None:
+    with stderr_without(b"no driver"):
+        os.write(2, b"there is no driver here\nthis is kept\n")
+    with pytest.raises(KeyError), stderr_without(b"no driver"):
+        _write_and_fail()
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "this is kept\nthis says why\nafter\n"
+
+
+def _write_and_fail() -> None:
+    os.write(2, b"this says why\n")
+    raise KeyError
+
+
+def test_stderr_of_a_process_that_has_none() -> None:
+    code = "from nvdd_core.environment import stderr_without\nwith stderr_without(b'x'): print('done')"
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", *interpreter_command("-c", code)]
+    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"done\n"
+
+
+def test_fallback_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert fallback_cache("prog", None, "me") is None
+    assert fallback_cache("prog", str(tmp_path / "mine"), "me") is None
+    assert not caplog.records
+    found = fallback_cache("prog", "/dev/null/x", "me")
+    assert found == fallback_cache("prog", "/dev/null/x", "me")  # one for all processes of a user
+    assert found is not None
+    assert found.parent == tmp_path
+    assert found.stat().st_mode & 0o077 == 0
+    assert f"me: /dev/null/x can't be written to, so compiled code goes to {found}" in caplog.messages
+    # a link may lead to what another user wrote
+    found.rmdir()
+    found.symlink_to(tmp_path / "caches")
+    other = fallback_cache("prog", "/dev/null/x", "me")
+    assert other is not None
+    assert other not in {found, tmp_path / "caches"}
+    assert other.stat().st_mode & 0o077 == 0

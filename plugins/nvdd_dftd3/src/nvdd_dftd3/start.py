@@ -7,10 +7,8 @@ user of nvdd has no use for. Layer: plugin.
 from __future__ import annotations
 
 import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,7 @@ from typing import Any
 import torch
 import warp as wp
 
-if sys.platform != "win32":
-    import fcntl
+from nvdd_core.environment import fallback_cache, one_at_a_time, stderr_without
 
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 _compiled: set[Any] = set()
@@ -53,66 +50,23 @@ def launch(kernel: Any, dim: int, arguments: Sequence[torch.Tensor | float], typ
         for value, kind in zip(arguments, types.values(), strict=True)
     ]
     key = (kernel, first.device)
-    with nullcontext() if key in _compiled else _one_process_compiles():
+    with (
+        nullcontext()
+        if key in _compiled
+        else one_at_a_time(Path(wp.config.kernel_cache_dir) / "nvdd_dftd3.lock")
+    ):
         wp.launch(kernel, dim=dim, inputs=given, device=device, stream=stream)
     _compiled.add(key)
 
 
 @cache
 def _start() -> None:
-    """Initialise Warp once per process, without its banner."""
+    """Initialise Warp once per process, without its banner and without its warning that there is no GPU."""
     if wp.config.log_level == wp.LOG_INFO:
         wp.config.log_level = wp.LOG_WARNING
-    if torch.cuda.is_available():
+    # Warp settles on its folder while it starts, and fails there without one
+    if wp.config.kernel_cache_dir is None:
+        other = fallback_cache("warp", os.environ.get("WARP_CACHE_PATH"), "dftd3")
+        wp.config.kernel_cache_dir = None if other is None else str(other)
+    with nullcontext() if torch.cuda.is_available() else stderr_without(_NO_DRIVER):
         wp.init()
-    else:
-        _without_driver_warning()
-
-
-@contextmanager
-def _one_process_compiles() -> Iterator[None]:
-    """Let the processes of a host compile one after the other, so that all but the first find it done.
-
-    Without the lock (where the file system has none) each compiles for itself: slower, but as right.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    path = Path(wp.config.kernel_cache_dir or tempfile.gettempdir()) / "nvdd_dftd3.lock"
-    try:
-        handle = path.open("a")
-    except OSError:
-        yield
-        return
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        except OSError:
-            yield
-            return
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
-
-
-def _without_driver_warning() -> None:
-    """Start Warp on a machine without a GPU; its native part prints a warning that no setting silences."""
-    sys.stderr.flush()
-    try:
-        saved = os.dup(2)
-    except OSError:  # the process has no stderr
-        wp.init()
-        return
-    with tempfile.TemporaryFile() as text:
-        os.dup2(text.fileno(), 2)
-        try:
-            wp.init()
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            text.seek(0)
-            kept = b"".join(line for line in text if _NO_DRIVER not in line)
-            if kept:
-                os.write(2, kept)
