@@ -33,7 +33,7 @@ from nvdd_core.errors import DistributedError, RankLostError
 SWITCH = "NVDD_SHARED_MEMORY"
 """Environment variable; 0 makes ranks of one host use gloo."""
 
-_SEQUENCE, _DONE, _CLOSED, _PID, _FILE, _GENERATION = 0, 1, 2, 3, (4, 6), (5, 7)
+_SEQUENCE, _DONE, _CLOSED, _PID, _FILE, _IDENTITY = 0, 1, 2, 3, (4, 6), (5, 7)
 _COLUMNS = 8  # one cache line a rank
 _SPINS, _YIELDS = 50, 4000
 _HEAD = (
@@ -55,7 +55,7 @@ class SharedLane:
         self._control[rank, _PID] = os.getpid()
         self._peers = [r for r in range(size) if r != rank]
         self._mine: list[_Slot | None] = [None, None]
-        self._theirs: dict[tuple[int, int], tuple[int, _Slot]] = {}
+        self._theirs: dict[tuple[int, int], _Slot] = {}
         self._watch: dict[int, select.poll] = {}
         self._last = 0
         self._unfinished: list[tuple[int, Finish]] = []
@@ -160,7 +160,7 @@ class SharedLane:
         if slot is None or slot.size < size:
             slot = self._mine[side] = _Slot.create(max(size + size // 4, 1 << 16))
             self._control[self.rank, _FILE[side]] = slot.file
-            self._control[self.rank, _GENERATION[side]] += 1
+            self._control[self.rank, _IDENTITY[side]] = slot.identity
         return slot
 
     def _block(
@@ -192,18 +192,17 @@ class SharedLane:
         return slot.bytes[start : start + n * row].view(dtype).view(shape)
 
     def _peer_slot(self, peer: int, side: int) -> _Slot:
-        generation = int(self._control[peer, _GENERATION[side]])
+        identity = int(self._control[peer, _IDENTITY[side]])
         known = self._theirs.get((peer, side))
-        if known is None or known[0] != generation:
+        if known is None or known.identity != identity:
             pid, file = int(self._control[peer, _PID]), int(self._control[peer, _FILE[side]])
             try:
-                known = (generation, _Slot.attach(pid, file))
+                known = self._theirs[peer, side] = _Slot.attach(pid, file, identity)
             except OSError as exc:
                 raise RankLostError(
                     f"rank {peer} is gone: its shared memory can't be opened ({exc})"
                 ) from exc
-            self._theirs[peer, side] = known
-        return known[1]
+        return known
 
     # -- order and waiting ---------------------------------------------------------------------------------
 
@@ -266,7 +265,7 @@ class _Slot:
     """A piece of shared memory as bytes and as int64 numbers."""
 
     def __init__(self, file: int, size: int, own: bool) -> None:
-        self.file, self.size = file, size
+        self.file, self.size, self.identity = file, size, _identity(file)
         memory = mmap.mmap(file, size)
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)
         self.numbers = np.frombuffer(memory, dtype=np.int64)
@@ -281,12 +280,28 @@ class _Slot:
         return cls(file, size, own=True)
 
     @classmethod
-    def attach(cls, pid: int, file: int) -> _Slot:
-        handle = os.open(f"/proc/{pid}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+    def attach(cls, pid: int, file: int, identity: int) -> _Slot:
+        """Open a peer's slot.
+
+        Raises
+        ------
+        OSError
+            If it is closed. Its number, and even the process's, may mean something else by then.
+        """
+        path = f"/proc/{pid}/fd/{file}"
+        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
+            if _identity(handle) != identity:
+                raise OSError(f"{path} is another file by now")
             return cls(handle, os.fstat(handle).st_size, own=False)
         finally:
             os.close(handle)
+
+
+def _identity(file: int) -> int:
+    """Return what tells an open file from all others of the host; the same in each process, and an int64."""
+    status = os.fstat(file)
+    return hash((status.st_dev, status.st_ino))
 
 
 def open_lane(
@@ -313,7 +328,7 @@ def open_lane(
     if here is None or any(host != here for host in hosts):
         return None
     block = _Slot.create(8 * _COLUMNS * size) if rank == 0 else None
-    place = broadcast(None if block is None else (os.getpid(), block.file))
+    place = broadcast(None if block is None else (os.getpid(), block.file, block.identity))
     try:
         block = _Slot.attach(*place) if block is None else block
     except OSError:  # another user, another container: no way through /proc

@@ -1,7 +1,9 @@
-"""Shared memory between ranks: a peer that is alive but doesn't answer."""
+"""Shared memory between ranks: a peer that is alive but doesn't answer, one that left before it was read."""
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
 
 import pytest
@@ -39,3 +41,42 @@ def test_a_rank_that_hangs(rank_pool) -> None:
     assert said.startswith("rank 0: rank 1 is alive but has not answered for ")
     assert "the limit is 0.5 s" in said
     assert 0.5 <= waited < 1.5
+
+
+def _read_late(size: int) -> str:
+    """Rank 1 posts a message and leaves, and its file number becomes another file's; what rank 0 is told then."""
+    group = Mesh.from_process_group()
+    if group._lane is None:
+        return "no lane"
+    said = ""
+    if group.rank == 1:
+        group.start_all_reduce_sum_(torch.ones(1))
+        slot = group._lane._mine[1]
+        assert slot is not None
+        number = slot.file
+        del slot
+        group._lane.close(0.0)
+        with tempfile.TemporaryFile() as other:
+            other.write(bytes(size))
+            other.flush()
+            os.dup2(other.fileno(), number)
+            dist.barrier()
+            dist.barrier()
+        return said
+    dist.barrier()
+    try:
+        group.all_reduce_sum_(torch.ones(1))
+    except RankLostError as exc:
+        said = str(exc)
+    dist.barrier()
+    return said
+
+
+@pytest.mark.parametrize("size", [0, 13, 4096])
+def test_a_rank_that_left_before_it_was_read(run_ranks, size: int) -> None:
+    """Another file that can't be mapped, that can't be read as numbers, and whose numbers are no message's."""
+    said, _ = run_ranks(_read_late, 2, size, timeout=20)
+    if said == "no lane":
+        pytest.skip("this machine has no shared-memory lane")
+    assert said.startswith("rank 1 is gone: its shared memory can't be opened")
+    assert said.endswith("is another file by now)")
