@@ -32,10 +32,10 @@ COULOMB = ase.units.Hartree * ase.units.Bohr
 """e^2 / (4 pi epsilon_0), eV Angstrom."""
 
 ENGINES = ("auto", "replicated", "sharded")
-SHARDED_FROM = 64**3
+SHARDED_FROM = 96**3
 """Mesh points from which several ranks share the mesh, where nobody says otherwise.
 
-Two CPU ranks are about as fast either way there, and faster by sharing from 96^3 on (``benchmarks.pme_mesh``).
+Two CPU ranks are faster by sharing from there on (``benchmarks.pme_mesh``), and with the whole mesh each at 80^3.
 """
 
 _LOG = logging.getLogger("nvdd.plugins")
