@@ -119,21 +119,7 @@ def dispersion(
     """
     tensors = (points, cn, species, reference_cn, reference_c6, pairs)
     edges = (splits, senders, rows, half, n_owned, cutoff)
-    if derive:
-        return _derivatives(points.new_ones(n_owned), *tensors, *edges)
-    n = splits.shape[0] - 1
-    references = References(reference_cn, reference_c6, reference_cn, pairs)
-    weights, _ = references.weights(cn, species.long())
-    c6 = references.c6_rows(weights[:n], species[:n].long())
-    energy = points.new_zeros(n_owned)
-    arguments = (
-        *_list(points, splits, senders, rows, half, cutoff),
-        n_owned,
-        *_tables(species, pairs, c6, weights),
-    )
-    kernel = kernels.energy_kernel(reference_cn.shape[1])
-    launch(kernel, n * _lanes(points), (*arguments, energy), kernels.ENERGY_TYPES)
-    return energy, points.new_empty((0, 3)), points.new_empty(0)
+    return _energies(points.new_ones(n_owned), *tensors, *edges, derive)
 
 
 @torch.library.custom_op("nvdd_dftd3::dispersion_gradient", mutates_args=())
@@ -154,10 +140,10 @@ def dispersion_gradient(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Differentiate ``sum_i weight_i energy_i`` with respect to `points`, (n_extended, 3), and `cn`, (n_local,)."""
     tensors = (points, cn, species, reference_cn, reference_c6, pairs)
-    return _derivatives(weight, *tensors, splits, senders, rows, half, n_owned, cutoff)[1:]
+    return _energies(weight, *tensors, splits, senders, rows, half, n_owned, cutoff, True)[1:]
 
 
-def _derivatives(
+def _energies(
     weight: torch.Tensor,
     points: torch.Tensor,
     cn: torch.Tensor,
@@ -171,25 +157,26 @@ def _derivatives(
     half: bool,
     n_owned: int,
     cutoff: float,
+    derive: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return energies, and the derivatives of their weighted sum."""
+    """Return energies and, with `derive`, the derivatives of their weighted sum; otherwise these are empty."""
     n = splits.shape[0] - 1
     references = References(reference_cn, reference_c6, reference_cn, pairs)
-    both = references.weights(cn, species.long())
-    c6 = torch.cat([references.c6_rows(w[:n], species[:n].long()) for w in both], dim=2)
-    energy = points.new_zeros(n_owned)
-    gradient = torch.zeros_like(points, memory_format=torch.contiguous_format)
-    cn_gradient = torch.zeros_like(cn)
-    tables = _tables(species, pairs, c6, torch.cat(both, dim=1))
-    arguments = (*_list(points, splits, senders, rows, half, cutoff), n_owned, *tables, weight.contiguous())
-    kernel = kernels.energy_gradient_kernel(reference_cn.shape[1])
-    launch(
-        kernel,
-        n * _lanes(points),
-        (*arguments, energy, gradient, cn_gradient),
-        kernels.ENERGY_GRADIENT_TYPES,
+    weights = references.weights(cn, species.long())[: 2 if derive else 1]
+    c6 = torch.cat([references.c6_rows(w[:n], species[:n].long()) for w in weights], dim=2)
+    out = (
+        points.new_zeros(n_owned),
+        points.new_zeros((points.shape[0] if derive else 0, 3)),
+        points.new_zeros(cn.shape[0] if derive else 0),
     )
-    return energy, gradient, cn_gradient
+    tables = (species.contiguous(), pairs.shape[0], pairs.view(-1, 4), c6.view(-1))
+    arguments = (
+        *(*_list(points, splits, senders, rows, half, cutoff), n_owned, *tables),
+        *(torch.cat(weights, dim=1).view(-1), weight.contiguous(), *out),
+    )
+    kernel = kernels.energy_kernel(reference_cn.shape[1], derive)
+    launch(kernel, n * _lanes(points), arguments, kernels.ENERGY_TYPES)
+    return out
 
 
 @coordination.register_fake
@@ -287,13 +274,6 @@ def _list(
     """Return what every kernel is given first."""
     tensors = (t.contiguous() for t in (points, splits, senders, rows))
     return (*tensors, int(half), cutoff * cutoff, _lanes(points))
-
-
-def _tables(
-    species: torch.Tensor, pairs: torch.Tensor, c6: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor | float, ...]:
-    """Return what both kernels of pair energies are given of elements and references."""
-    return species.contiguous(), pairs.shape[0], pairs.view(-1, 4), c6.view(-1), weights.view(-1)
 
 
 def _lanes(points: torch.Tensor) -> int:
