@@ -105,7 +105,7 @@ class Toy(torch.nn.Module):
         return state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Toy:
-        twin = Toy(self.dtype, self.bug)
+        twin = type(self)(self.dtype, self.bug)
         twin.calls = self.calls
         if self.bug == "shared":
             twin.strength = self.strength
