@@ -26,8 +26,6 @@ _MANY_POINTS = 50_000
 _SMALL_BLOCK, _LARGE_BLOCK = 32, 1024
 _FEW = 4
 """Points for each receiver above which most pairs of all points would be found for nothing."""
-_WORTHWHILE = 20_000
-"""Points below which finding them for nothing takes no time worth saving."""
 _LONG = 1e3
 """Extent in cutoffs above which gaps are looked for."""
 
@@ -66,7 +64,7 @@ def receiver_pairs(
     first, second : Tensor, shape (pairs,), int32
         The first end is the lower one, so it is a receiver.
     """
-    if not points.is_cuda and points.shape[0] > max(_FEW * n_receivers, _WORTHWHILE):
+    if not points.is_cuda and points.shape[0] > _FEW * n_receivers:
         return _block_pairs(points, n_receivers, cutoff)
     first, second = open_pairs(points, cutoff)
     low, high = torch.minimum(first, second), torch.maximum(first, second)
