@@ -210,8 +210,8 @@ def test_engine_by_size(monkeypatch) -> None:
         chosen = model.Splitting(alpha=0.4, size=(points,) * 3, order=5)
         return type(model._Mesh(option).engine(chosen).func)
 
-    assert engine("auto", 32, 4) is ReplicatedMesh
-    assert engine("auto", 64, 4) is ShardedMesh
-    assert engine("auto", 64, 1) is ReplicatedMesh
+    assert engine("auto", 64, 4) is ReplicatedMesh
+    assert engine("auto", 96, 4) is ShardedMesh
+    assert engine("auto", 96, 1) is ReplicatedMesh
     assert engine("sharded", 8, 1) is ShardedMesh
-    assert engine("replicated", 64, 4) is ReplicatedMesh
+    assert engine("replicated", 96, 4) is ReplicatedMesh
