@@ -1,7 +1,7 @@
 """The part of the Coulomb energy that a mesh carries, on several ranks.
 
 Key objects: `ReciprocalEngine` (what the model asks of an engine), `ReplicatedMesh` (the mesh is summed over ranks and
-every rank transforms all of it), `influence` and `mesh_energy` (shared with other engines). With the transform
+every rank transforms all of it), `influence`, `mesh_points` (shared with other engines). With the transform
 ``M(m) = sum_x mesh[x] exp(-2 pi i m.x / K)`` of the spread charges the energy is ``sum_m G(m) |M(m)|^2`` over all m,
 G being the `influence`. Its term at m = 0 is the neutralising background of a net charge. Energies are in e^2 /
 Angstrom: Coulomb's constant is the caller's.
@@ -17,10 +17,12 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import Mesh, all_reduce_sum_symmetric
+from nvdd_core.comm import all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
-from nvdd_pme.splines import gather, spline_weights, spread
+from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread
+
+Size = tuple[int, int, int]
 
 
 class ReciprocalEngine(Protocol):
@@ -72,35 +74,6 @@ def sum_over_ranks(share: torch.Tensor) -> torch.Tensor:
     if mesh is None or mesh.size == 1:
         return share
     total: torch.Tensor = exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
-    return total
-
-
-class _SumOfMeshes(torch.autograd.Function):
-    """The sum over ranks, in place, of which every rank makes the same n-th part of an energy (collective).
-
-    Every rank's gradient is the same then, so the adjoint's sum over ranks is known without one. It is made all the
-    same where the gradient is differentiated further, for what follows may differ from rank to rank.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, share: torch.Tensor, ranks: Mesh) -> torch.Tensor:
-        ctx.ranks = ranks
-        ctx.mark_dirty(share)
-        return ranks.all_reduce_sum_(share)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        if torch.is_grad_enabled():
-            return all_reduce_sum_symmetric(grad, ctx.ranks), None
-        return grad * ctx.ranks.size, None
-
-
-def sum_of_meshes(share: torch.Tensor) -> torch.Tensor:
-    """Return `share` summed over ranks, for `mesh_energy` over the number of ranks (collective)."""
-    ranks = current_dd_context().mesh
-    if ranks is None or ranks.size == 1:
-        return share
-    total: torch.Tensor = exchanged(lambda value: _SumOfMeshes.apply(value, ranks), share)
     return total
 
 
@@ -210,18 +183,11 @@ def half_weights(n: int, device: torch.device | None = None) -> torch.Tensor:
     return weights
 
 
-def mesh_energy(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return the energy () of charges on a mesh (K0, K1, K2) with the influence `g` (K0, K1, K2 // 2 + 1).
-
-    One transform forward and one back give the energy and both its gradients.
-    """
-    energy, _, _ = _mesh_energy(charge, g, g.requires_grad)
-    made: torch.Tensor = energy
-    return made
-
-
 def mesh_potential(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
-    """Return the derivative of `mesh_energy` with respect to the charges on the mesh."""
+    """Return the derivative of the energy of charges on a mesh (K0, K1, K2) with respect to them.
+
+    `g` is the influence (K0, K1, K2 // 2 + 1).
+    """
     wave = torch.fft.rfftn(charge)
     potential: torch.Tensor = 2.0 * torch.fft.irfftn(g * wave, s=charge.shape, norm="forward")
     return potential
@@ -232,39 +198,40 @@ def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
     return (wave.real.square() + wave.imag.square()) * half_weights(n, wave.device)
 
 
-@torch.library.custom_op("nvdd_pme::mesh_energy", mutates_args=())
-def _mesh_energy(
-    charge: torch.Tensor, g: torch.Tensor, with_g: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return energy (), half its gradient for the charges, and (`with_g`; else empty) that for g."""
-    wave = torch.fft.rfftn(charge)
-    squared = _squared(wave, charge.shape[2]) if with_g else g.new_empty(0)
-    half = torch.fft.irfftn(wave.mul_(g), s=charge.shape, norm="forward")
-    return torch.dot(charge.reshape(-1), half.reshape(-1)), half, squared
+class _MeshEnergy(torch.autograd.Function):
+    """One rank's share of the energy of all ranks' charges on a mesh: an equal one each (collective).
 
+    Its gradient needs the potential, which every rank has from the energy, and no sum over ranks. Where that gradient
+    is differentiated further what follows may differ from rank to rank, so it is made of torch operations then, with
+    the sums over ranks that belong to them.
+    """
 
-@_mesh_energy.register_fake
-def _(charge: torch.Tensor, g: torch.Tensor, with_g: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return charge.new_empty(()), torch.empty_like(charge), g.new_empty(g.shape if with_g else 0)
+    @staticmethod
+    def forward(
+        ctx: Any, points: torch.Tensor, charges: torch.Tensor, g: torch.Tensor, mesh: Size, order: int
+    ) -> torch.Tensor:
+        ranks, ctx.order, ctx.mesh = current_dd_context().mesh, order, mesh
+        total = spread(points, charges, mesh, order)
+        if ranks is not None and ranks.size > 1:
+            ranks.all_reduce_sum_(total)
+        wave = torch.fft.rfftn(total)
+        squared = _squared(wave, mesh[2]) if ctx.needs_input_grad[2] else None
+        half = torch.fft.irfftn(wave.mul_(g), s=mesh, norm="forward")
+        ctx.save_for_backward(points, charges, g, half, squared)
+        return torch.dot(total.view(-1), half.view(-1)) / n_ranks()
 
-
-def _save_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    charge, g, ctx.with_g = inputs
-    _, half, squared = output
-    ctx.mark_non_differentiable(half, squared)
-    ctx.save_for_backward(charge, g, half, squared)
-
-
-def _backward_energy(ctx: Any, grad: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
-    charge, g, half, squared = ctx.saved_tensors
-    if not torch.is_grad_enabled():
-        return 2.0 * grad * half, grad * squared if ctx.with_g else None, None
-    # the gradient will be differentiated: as torch operations of charge and g
-    squared = _squared(torch.fft.rfftn(charge), charge.shape[2]) if ctx.with_g else squared
-    return grad * mesh_potential(charge, g), grad * squared if ctx.with_g else None, None
-
-
-_mesh_energy.register_autograd(_backward_energy, setup_context=_save_energy)
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        points, charges, g, half, squared = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            total = sum_over_ranks(spread(points, charges, ctx.mesh, ctx.order))
+            share = grad / n_ranks()
+            read = gather_slopes(points, sum_over_ranks(share * mesh_potential(total, g)), ctx.order)
+            for_g = share * _squared(torch.fft.rfftn(total), ctx.mesh[2])
+        else:
+            read = 2.0 * grad * gather_slopes(points, half, ctx.order)
+            for_g = None if squared is None else grad / n_ranks() * squared
+        return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None
 
 
 # -- the engine ------------------------------------------------------------------------------------------------
@@ -297,11 +264,12 @@ class ReplicatedMesh:
     ) -> torch.Tensor:
         """See `ReciprocalEngine`."""
         points = mesh_points(positions, cell, mesh)
-        share = spread(points, charges, mesh, order)
         g = self._influence(cell, alpha, mesh, order)
         if potential:
-            return gather(points, mesh_potential(sum_over_ranks(share), g), order)
-        return mesh_energy(sum_of_meshes(share), g) / n_ranks()
+            total = sum_over_ranks(spread(points, charges, mesh, order))
+            return gather(points, mesh_potential(total, g), order)
+        share: torch.Tensor = exchanged(lambda at: _MeshEnergy.apply(at, charges, g, mesh, order), points)
+        return share
 
     def _influence(
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int

@@ -75,6 +75,12 @@ def gather(points: torch.Tensor, grid: torch.Tensor, order: int) -> torch.Tensor
     return read[:, 0]
 
 
+def gather_slopes(points: torch.Tensor, grid: torch.Tensor, order: int) -> torch.Tensor:
+    """Return the mesh read at the points and its derivatives along each axis, (n, 4), differentiable too."""
+    read: torch.Tensor = _gather(points, grid, list(VALUE) + _raised_once(list(VALUE)), order)
+    return read
+
+
 @torch.library.custom_op("nvdd_pme::spread", mutates_args=())
 def _spread(
     points: torch.Tensor, values: torch.Tensor, derivatives: list[int], mesh: list[int], order: int
