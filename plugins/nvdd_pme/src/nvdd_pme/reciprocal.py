@@ -223,6 +223,7 @@ class _MeshEnergy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         points, charges, g, half, squared = ctx.saved_tensors
+        for_g: torch.Tensor | None
         if torch.is_grad_enabled():
             total = sum_over_ranks(spread(points, charges, ctx.mesh, ctx.order))
             share = grad / n_ranks()
