@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch.multiprocessing.spawn import spawn
 
+from benchmarks.mace_check import LIMITS, differences
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
 from nvdd_core.spec import StrategyKind
 from nvdd_core.testing import default_structures
 
-LIMITS = (1e-11, 1e-9, 1e-9)  # eV/atom, eV/A, eV/A^3
 Numbers = tuple[float, torch.Tensor, torch.Tensor]
 Case = tuple[Callable[..., Any], dict[str, Any], dict[str, ase.Atoms], set[str]]
 
@@ -104,12 +104,6 @@ def on_rank(rank: int, world: int, folder: str, path: Path) -> None:
     mesh.close()
     if bad:
         sys.exit(1)
-
-
-def differences(found: Numbers, right: Numbers, n: int) -> list[float]:
-    """Largest differences of energy an atom, forces and stress."""
-    pairs = zip(found[1:], right[1:], strict=True)
-    return [abs(found[0] - right[0]) / n, *(float((a - b).abs().max()) for a, b in pairs)]
 
 
 def main() -> None:

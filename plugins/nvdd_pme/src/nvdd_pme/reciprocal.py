@@ -22,8 +22,6 @@ from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread
 
-Size = tuple[int, int, int]
-
 
 class ReciprocalEngine(Protocol):
     """One way to compute the reciprocal-space energy of all ranks' charges (collective)."""
@@ -137,7 +135,7 @@ def influence(
     cell : Tensor, shape (3, 3), float64
         Differentiable.
     frequency : three Tensors, shapes (a,), (b,), (c,), float64
-        Signed frequencies along the axes for which G is wanted: all of them or those that a rank holds.
+        Signed frequencies along the axes for which G is wanted: those of a transform's places, from the first one on.
     alpha, mesh, order
         See `ReciprocalEngine`.
 
@@ -149,7 +147,7 @@ def influence(
     damping: torch.Tensor = torch.ones((), dtype=torch.float64, device=cell.device)
     for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
         along = [-1 if a == axis else 1 for a in range(3)]
-        damping = damping * spline_damping(n, order, m.device)[m.long() % n].view(along)
+        damping = damping * spline_damping(n, order, m.device)[: len(m)].view(along)
     g: torch.Tensor = damping * green(k2, torch.linalg.det(cell).abs(), alpha)
     return g
 
@@ -208,7 +206,12 @@ class _MeshEnergy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, points: torch.Tensor, charges: torch.Tensor, g: torch.Tensor, mesh: Size, order: int
+        ctx: Any,
+        points: torch.Tensor,
+        charges: torch.Tensor,
+        g: torch.Tensor,
+        mesh: tuple[int, int, int],
+        order: int,
     ) -> torch.Tensor:
         ranks, ctx.order, ctx.mesh = current_dd_context().mesh, order, mesh
         total = spread(points, charges, mesh, order)
@@ -223,15 +226,15 @@ class _MeshEnergy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         points, charges, g, half, squared = ctx.saved_tensors
-        for_g: torch.Tensor | None
+        share = grad / n_ranks()
         if torch.is_grad_enabled():
             total = sum_over_ranks(spread(points, charges, ctx.mesh, ctx.order))
-            share = grad / n_ranks()
             read = gather_slopes(points, sum_over_ranks(share * mesh_potential(total, g)), ctx.order)
-            for_g = share * _squared(torch.fft.rfftn(total), ctx.mesh[2])
+            if squared is not None:
+                squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
             read = 2.0 * grad * gather_slopes(points, half, ctx.order)
-            for_g = None if squared is None else grad / n_ranks() * squared
+        for_g = None if squared is None else share * squared
         return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None
 
 
@@ -278,16 +281,13 @@ class ReplicatedMesh:
         """Return the influence on all frequencies; kept for as long as the cell stays the same."""
         if cell.requires_grad and torch.is_grad_enabled():
             return influence(cell, half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order)
-        key = (alpha, mesh, order, cell.device)
-        if self._kept is None or not (self._one_cell or self._is_kept(key, cell)):
+        key, kept = (alpha, mesh, order, cell.device), self._kept
+        if kept is None or not (self._one_cell or (kept[0] == key and torch.equal(kept[1], cell))):
             g = influence(
                 cell.detach(), half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order
             )
-            self._kept = (key, cell.detach().clone(), g)
-        return self._kept[2]
-
-    def _is_kept(self, key: tuple[Any, ...], cell: torch.Tensor) -> bool:
-        return self._kept is not None and self._kept[0] == key and torch.equal(self._kept[1], cell)
+            kept = self._kept = (key, cell.detach().clone(), g)
+        return kept[2]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be made again."""
