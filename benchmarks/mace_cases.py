@@ -127,9 +127,9 @@ def nvdd(args: argparse.Namespace, cells: Cells, mesh: Any, model: Any) -> dict[
     if args.reference and Path(args.reference).exists():
         error = _difference(distributed, sharded, mesh, np.load(args.reference))
     distributed.timer._every = 1  # time every step, not one of sixteen
-    DomainParallel(VelocityVerlet(1.0), distributed).run(sharded, 3)
+    DomainParallel(VelocityVerlet(1.0), distributed, capture="off").run(sharded, 3)
     clock = Clock(distributed, args.steps)
-    runner = DomainParallel(VelocityVerlet(1.0), distributed, [clock])
+    runner = DomainParallel(VelocityVerlet(1.0), distributed, [clock], capture=args.capture)
     runner.run(sharded, args.steps)
     start, end = clock.seen
     wall = 1e3 * (end["time"] - start["time"]) / args.steps
@@ -276,6 +276,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--skin", type=float, default=0.5)
+    parser.add_argument("--capture", default="auto", help="in CUDA graphs: auto, on, off")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--reference", default="", help="file of bare forces: bare writes it, nvdd compares")
     args = parser.parse_args()

@@ -43,6 +43,15 @@ class CommCounter:
         self.calls[kind] += 1
         self.bytes[kind] += n_bytes
 
+    def add_tally(self, tally: CommTally) -> None:
+        """Count what `tally` holds once more."""
+        self.calls.update(tally.calls)
+        self.bytes.update(tally.bytes)
+
+    def restore(self, before: CommTally) -> None:
+        """Forget what was added after the snapshot `before`."""
+        self.calls, self.bytes = Counter(before.calls), Counter(before.bytes)
+
     def snapshot(self) -> CommTally:
         """Return the tally so far."""
         return CommTally(dict(self.calls), dict(self.bytes))

@@ -217,6 +217,11 @@ class Mesh:
             return None
         return dist.distributed_c10d._get_default_store()
 
+    @property
+    def captures(self) -> bool:
+        """Whether its collectives can be captured in a CUDA graph: NCCL's can, and there are none for one rank."""
+        return self.device.type == "cuda" and (self.size == 1 or self._nccl)
+
     def _staged(self, t: torch.Tensor) -> bool:
         """Whether a GPU tensor must travel through the host: several ranks on one GPU have gloo only."""
         return t.is_cuda and not self._nccl

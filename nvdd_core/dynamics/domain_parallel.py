@@ -51,10 +51,20 @@ class DomainParallel:
     model : DistributedModel
     hooks : sequence of Hook
         Called in this order; closed when a run ends, however it ends.
+    capture : {"auto", "on", "off"}
+        Whether evaluations between two rebuilds are captured in CUDA graphs, where the model says that they can be.
     """
 
-    def __init__(self, integrator: Integrator, model: DistributedModel, hooks: Sequence[Hook] = ()) -> None:
+    def __init__(
+        self,
+        integrator: Integrator,
+        model: DistributedModel,
+        hooks: Sequence[Hook] = (),
+        *,
+        capture: str = "auto",
+    ) -> None:
         self.integrator, self.model, self.hooks = integrator, model, tuple(hooks)
+        self.capture = capture
         self.mesh = model.mesh
         self.timer = model.timer
 
@@ -85,7 +95,8 @@ class DomainParallel:
         if steps < 0:
             raise InputError(f"steps is {steps}: give 0 or more")
         try:
-            return _Run(self, sharded, start_step).advance(steps)
+            with self.model.steady(self.capture):
+                return _Run(self, sharded, start_step).advance(steps)
         finally:
             close_hooks(self.hooks)
 

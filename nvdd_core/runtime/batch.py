@@ -21,6 +21,7 @@ import torch
 from nvdd_core.errors import InputError
 from nvdd_core.graph import NeighborList
 from nvdd_core.partition import Box
+from nvdd_core.runtime.near_edges import NearEdges
 
 # ASE's unit of time in fs: ASE stores velocities in A per this unit.
 _ASE_TIME_FS = 1.0 / ase.units.fs
@@ -239,6 +240,8 @@ class LocalBatch:
         What the caller wants, of energy, forces, stress, node_energy, node_virial.
     parts : tuple of NeighborList
         For a composition: each member's own list, in their order. Empty where nobody made any.
+    near : NearEdges
+        What `near_edges` chose.
     """
 
     positions: torch.Tensor
@@ -252,6 +255,7 @@ class LocalBatch:
     fields: dict[str, torch.Tensor]
     requested: frozenset[str]
     parts: tuple[NeighborList, ...] = ()
+    near: NearEdges = field(default_factory=NearEdges, repr=False, compare=False)
 
     @property
     def n_local(self) -> int:
@@ -278,3 +282,23 @@ class LocalBatch:
         edges = self.neighbors.full()
         points = edges.extend(self.positions, self.cell, self.system)
         return points[edges.senders.long()] - points[edges.receivers.long()]
+
+    def near_edges(self, cutoff: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return directed edges without the pairs of the skin, for a model to which these cost more than to leave out.
+
+        Parameters
+        ----------
+        cutoff : float
+            Angstrom.
+
+        Returns
+        -------
+        edge_index : Tensor, shape (2, n), int64
+        edge_shifts : Tensor, shape (n, 3), int64
+            As the properties of these names, all edges within the cutoff. In steady steps on a GPU a few longer ones
+            are among them, so that the number stays.
+        """
+        edges = self.neighbors.full()
+        chosen = self.near.of(edges, self.positions, self.cell, self.system, cutoff)
+        edge_index, shifts = edges.coo()
+        return edge_index.index_select(1, chosen), shifts.index_select(0, chosen)

@@ -37,6 +37,7 @@ from nvdd_core.runtime.model_api import Model, members_of
 from nvdd_core.runtime.outputs import DEFAULT_OUTPUTS, Outputs, Partial
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.spec_run import SpecRun, served
+from nvdd_core.runtime.steady import Steady
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.tensor import (
     ParticleHaloConfig,
@@ -117,6 +118,7 @@ class DistributedModel:
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
         self._ones = torch.ones(3, dtype=torch.float64, device=self.mesh.device)
+        self._steady = Steady(self.mesh, "off", capturable=False)
         self.rebuild_is_near = False
         reach = 0.5 * self.config.skin
         self._reaches = torch.tensor([reach, _NEAR * reach], dtype=torch.float64, device=self.mesh.device)
@@ -180,6 +182,7 @@ class DistributedModel:
         if check:
             with agreed(self.mesh):
                 self._check_model(sharded)
+        self._steady.begin()
         self._domain = self._builder.build(sharded, anew=anew)
         self._halo = ParticleHaloMetadata(self._domain.plan)
         self.n_rebuilds += 1
@@ -197,11 +200,39 @@ class DistributedModel:
         """Raise InputError for outputs that don't exist or that the model lacks."""
         results.check_names(wanted, frozenset(self.model.outputs), self.spec)
 
-    def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
-        """Return two numbers above zero if a row of this rank moved further than half the skin, or almost that far.
+    @contextmanager
+    def steady(self, mode: str) -> Iterator[None]:
+        """Make evaluations between two rebuilds cheaper in the body, where nothing but positions may change.
 
-        Positions are compared as they are, without minimum image: a row folded by a lattice vector has moved.
+        Parameters
+        ----------
+        mode : {"auto", "on", "off"}
+            Whether they are captured in CUDA graphs, see `nvdd_core.runtime.steady`.
+
+        Raises
+        ------
+        InputError
+            When there is no such mode.
         """
+        before = self._steady
+        self._steady = Steady(self.mesh, mode, capturable=self.spec.compile_policy.capture)
+        try:
+            yield
+        finally:
+            self._steady = before
+            before.begin()
+
+    def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
+        """Return two numbers above zero if this rank's list is out of date, or almost (collective in `steady`).
+
+        It is when a row has moved further than half the skin. Positions are compared as they are, without minimum
+        image: a row folded by a lattice vector has moved.
+        """
+        missing = self._steady.update(self.domain, sharded.positions, self.model.dtype)
+        flag = self._moved(sharded)
+        return flag if missing is None else flag + missing
+
+    def _moved(self, sharded: ShardedBatch) -> torch.Tensor:
         moved = sharded.positions - self.domain.reference
         if not self.domain.contents.same(sharded.contents()):
             return moved.new_ones(2)  # what ghosts copied has changed here, perhaps on this rank only
@@ -240,9 +271,11 @@ class DistributedModel:
 
     def compute(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
         """Run the model on local rows and return this rank's share of the results (collective)."""
-        if self.spec.force_strategy is ForceStrategy.DIRECT:
-            return self._compute_direct(sharded, wanted)
-        return self._compute_by_autograd(sharded, wanted)
+        direct = self.spec.force_strategy is ForceStrategy.DIRECT
+        way = self._compute_direct if direct else self._compute_by_autograd
+        return self._steady.compute(
+            self.domain, sharded.positions, self.model.dtype, wanted, lambda local: way(sharded, local, wanted)
+        )
 
     def reduce(
         self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None
@@ -313,11 +346,11 @@ class DistributedModel:
 
     # -- two ways to forces --------------------------------------------------------------------------------
 
-    def _compute_direct(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
+    def _compute_direct(
+        self, sharded: ShardedBatch, local: torch.Tensor, wanted: frozenset[str]
+    ) -> Partial:
         domain = self.domain
         with self._installed(), torch.no_grad(), enter_context(self._context()):
-            with self.timer.phase("exchange"):
-                local = domain.plan.forward((sharded.positions - domain.offset).to(self.model.dtype))
             with self.timer.phase("model"):
                 out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
                 rows = self._rows(out, ("forces", "node_energy", "node_virial"))
@@ -335,8 +368,10 @@ class DistributedModel:
             extra,
         )
 
-    def _compute_by_autograd(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
-        found = self._differentiate(sharded, wanted, keep_graph=False)
+    def _compute_by_autograd(
+        self, sharded: ShardedBatch, local: torch.Tensor, wanted: frozenset[str]
+    ) -> Partial:
+        found = self._differentiate(sharded, local, wanted)
         return Partial(
             energy=_detached(found.energy),
             forces=_detached(found.forces),
@@ -346,19 +381,23 @@ class DistributedModel:
             extra={name: t.detach() for name, t in found.extra.items()},
         )
 
-    def _differentiate(self, sharded: ShardedBatch, wanted: frozenset[str], keep_graph: bool) -> Partial:
-        """Return this rank's share by autograd (collective); with `keep_graph` it can be differentiated further."""
-        domain = self.domain
+    def _differentiate(
+        self, sharded: ShardedBatch, local: torch.Tensor | None, wanted: frozenset[str]
+    ) -> Partial:
+        """Return this rank's share by autograd at `local` positions; without, so that it goes on (collective)."""
+        domain, keep_graph = self.domain, local is None
         derive = bool(wanted & {"forces", "stress"})
         # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
         graph = derive or keep_graph
         with self._installed(), enter_context(self._context()), torch.set_grad_enabled(graph):
-            owned = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_(graph)
-            with self.timer.phase("exchange"):
-                local = domain.plan.forward(owned)
+            if local is None:
+                target = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_()
+                local = domain.plan.forward(target)
+            else:
+                local = target = local.detach().requires_grad_(graph)
             with self.timer.phase("model"):
                 cell = domain.box.cell.to(local.dtype)
-                targets = [owned]
+                targets = [target]
                 if "stress" in wanted:
                     strain = cell.new_zeros(cell.shape).requires_grad_(True)
                     targets.append(strain)
@@ -379,13 +418,13 @@ class DistributedModel:
                     tie = torch.stack([t.square().sum().to(local.dtype) for t in nothing]).sum()
                     energy = energy + tie
                     rows, extra = _tied(rows, tie), _tied(extra, tie)
-            partial = Partial(energy, None, None, rows.get("node_energy"), rows.get("node_virial"), extra)
-            if not derive:
-                return partial
-            with self.timer.phase("model"):
+                partial = Partial(energy, None, None, rows.get("node_energy"), rows.get("node_virial"), extra)
+                if not derive:
+                    return partial
                 total = energy.sum() + (0.0 if keep_graph else sum(t.sum() for t in nothing))
                 grads = torch.autograd.grad(total, targets, allow_unused=True, create_graph=keep_graph)
-            forces = torch.zeros_like(owned) if grads[0] is None else grads[0].neg()
+            gradient = torch.zeros_like(target) if grads[0] is None else grads[0]
+            forces = (gradient if keep_graph else domain.plan.reverse(gradient)).neg()
             virial = None
             if "stress" in wanted:
                 virial = torch.zeros_like(cell) if grads[1] is None else grads[1]
@@ -437,7 +476,7 @@ class DistributedModel:
             )
         if self.mesh.size > 1:
             keep_graphs()
-        partial = self._differentiate(sharded, wanted, keep_graph=True)
+        partial = self._differentiate(sharded, None, wanted)
         if partial.energy is None:
             raise PluginValidationError("the model gave no energy")
         energy = all_reduce_sum_symmetric(partial.energy, self.mesh)
@@ -474,6 +513,7 @@ class DistributedModel:
             fields=domain.fields,
             requested=wanted,
             parts=domain.parts,
+            near=self._steady.near,
         )
         return self._run.forward(batch)
 

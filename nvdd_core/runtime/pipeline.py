@@ -147,7 +147,8 @@ class PipelineModel:
             outputs={**_OUTPUTS, **extras},
             force_strategy=forces.pop() if len(forces) == 1 else ForceStrategy.MIXED,
             compile_policy=merged.compile_policy.replace(
-                supported=all(spec.compile_policy.supported for spec in specs)
+                supported=all(spec.compile_policy.supported for spec in specs),
+                capture=all(spec.compile_policy.capture for spec in specs),
             ),
         )
 

@@ -39,7 +39,8 @@ class PhaseTimer:
     def phase(self, name: str, *, rare: bool = False) -> Iterator[None]:
         """Time the body under `name`; `rare` phases (rebuild, write) wait for the device and are never sampled."""
         if self._cuda and not rare:
-            if not self._sampling:
+            # a captured event would belong to the graph
+            if not self._sampling or torch.cuda.is_current_stream_capturing():
                 yield
                 return
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""Whether and how the forward pass is compiled: `CompilePolicy`.
+"""Whether and how the forward pass is compiled or captured: `CompilePolicy`.
 
 Layer: spec.
 """
@@ -27,6 +27,10 @@ class CompilePolicy(SpecData):
         Whether a graph break is an error.
     growth : float
         Padded sizes grow by this factor when rows or edges no longer fit, so that shapes seldom change; above 1.
+    capture : bool
+        Whether an evaluation can be captured in a CUDA graph and replayed: on a GPU it never waits for the device nor
+        copies from the host, all it does follows from the positions on the device and from what stays between two
+        rebuilds, and what it keeps from one evaluation to the next stays where it is until a rebuild.
     """
 
     READERS: ClassVar[Mapping[str, Decode]] = {
@@ -34,17 +38,20 @@ class CompilePolicy(SpecData):
         "backend": decode_value(str),
         "fullgraph": decode_value(bool),
         "growth": decode_value(int, float),
+        "capture": decode_value(bool),
     }
 
     supported: bool = False
     backend: str = "inductor"
     fullgraph: bool = True
     growth: float = 1.25
+    capture: bool = False
 
     def __post_init__(self) -> None:
         self._require("supported", bool)
         self._require("backend", str)
         self._require("fullgraph", bool)
         self._require("growth", (int, float))
+        self._require("capture", bool)
         if not 1.0 < self.growth < float("inf"):
             raise SpecError(f"CompilePolicy.growth: expected a finite factor above 1, found {self.growth!r}")

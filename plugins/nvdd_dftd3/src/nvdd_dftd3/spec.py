@@ -8,13 +8,14 @@ exchange between them itself, so nothing is added to its sums. Layer: plugin.
 from __future__ import annotations
 
 from nvdd_core.runtime import SPEC_MPNN_HALO, MLIPSpec
-from nvdd_core.spec import DistributionSpec, GatherMode, HaloStorage, ScatterMode, StrategyKind
+from nvdd_core.spec import CompilePolicy, DistributionSpec, GatherMode, HaloStorage, ScatterMode, StrategyKind
 
 SPEC_DFTD3_HALO = SPEC_MPNN_HALO | MLIPSpec(
     distribution=DistributionSpec(
         strategy=StrategyKind.HALO,
         storage=HaloStorage(scatter=ScatterMode.LOCAL, gather=GatherMode.LOCAL),
-    )
+    ),
+    compile_policy=CompilePolicy(capture=True),
 )
 """DFT-D3 under HALO: one exchange of coordination numbers forward, one reverse; forces by the framework."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.spec import (
+    CompilePolicy,
     DistributionSpec,
     GatherMode,
     HaloStorage,
@@ -32,6 +33,7 @@ SPEC_LJ_HALO = MLIPSpec(
         "node_virial": OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY),
     },
     force_strategy=ForceStrategy.DIRECT,
+    compile_policy=CompilePolicy(capture=True),
 )
 """Lennard-Jones under HALO: forces by the kernel, complete on owned atoms; sums of energy and virial."""
 

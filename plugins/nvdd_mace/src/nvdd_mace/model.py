@@ -206,12 +206,9 @@ class MaceModel:
     def inputs(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
         """Return the dictionary that mace's forward takes, with the edges that mace itself would list."""
         positions = batch.positions if batch.positions.requires_grad else batch.positions.detach()
-        edge_index, unit_shifts = batch.edge_index, batch.edge_shifts
-        with torch.no_grad():  # waits for a GPU once, so that mace works on no pair of the skin
-            near = (batch.edge_vectors().square().sum(1) < self.cutoff**2).nonzero()[:, 0]
-        edge_index = edge_index.index_select(1, near)
+        edge_index, unit_shifts = batch.near_edges(self.cutoff)  # mace works on no pair of the skin
         # mace adds the shift to the receiver, nvdd to the sender
-        unit_shifts = -unit_shifts.index_select(0, near).to(positions.dtype)
+        unit_shifts = -unit_shifts.to(positions.dtype)
         of_edge = batch.system.index_select(0, edge_index[0])
         shifts = torch.einsum("ei,eij->ej", unit_shifts, batch.cell.index_select(0, of_edge))
         n_systems = batch.n_systems

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from nvdd_core.adapters import ModuleHookAdapter
 from nvdd_core.runtime import SPEC_MPNN_HALO, SPEC_MPNN_WIDE, MLIPSpec
-from nvdd_core.spec import DistributionSpec, GatherMode, HaloStorage, ScatterMode, StrategyKind
+from nvdd_core.spec import CompilePolicy, DistributionSpec, GatherMode, HaloStorage, ScatterMode, StrategyKind
 from nvdd_mace.adapters import (
     FEATURES,
     MESSAGES,
@@ -30,7 +30,8 @@ _LOCAL = SPEC_MPNN_HALO | MLIPSpec(
 
 def _with(base: MLIPSpec, strategy: StrategyKind, adapters: Sequence[ModuleHookAdapter]) -> MLIPSpec:
     return base | MLIPSpec(
-        distribution=DistributionSpec(strategy=strategy, third_party_helpers=tuple(adapters))
+        distribution=DistributionSpec(strategy=strategy, third_party_helpers=tuple(adapters)),
+        compile_policy=CompilePolicy(capture=True),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from nvdd_core.runtime import MLIPSpec
 from nvdd_core.spec import (
+    CompilePolicy,
     DistributionSpec,
     GatherMode,
     HaloStorage,
@@ -32,6 +33,7 @@ SPEC_EWALD_HALO = MLIPSpec(
         "node_energy": OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY),
         "charge_gradient": OutputSpec(OutputKind.PER_NODE, Reduce.OWNED_ONLY),
     },
+    compile_policy=CompilePolicy(capture=True),
 )
 """The Ewald sum under HALO: energies of owned rows, structure factors summed over ranks."""
 
