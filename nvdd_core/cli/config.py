@@ -34,6 +34,7 @@ from nvdd_core.errors import InputError
 from nvdd_core.plugins.known import suggestion
 
 ENSEMBLES = ("nve", "nvt-langevin")
+CAPTURES = ("auto", "on", "off")
 STRATEGIES = ("halo", "graph-partition", "wide-halo")
 DTYPES = ("float64", "float32")
 DEVICES = ("cpu", "cuda")
@@ -151,6 +152,8 @@ class RunJob(JobConfig):
         Of all random numbers.
     skin : float
         Extra reach of the neighbour lists, Angstrom.
+    capture : str
+        Whether evaluations are captured in CUDA graphs: ``"auto"``, ``"on"`` or ``"off"``.
     output : Path or None
         Folder for everything that is written; None means ``runs/<name of the structure file>``.
     log_every, trajectory_every, checkpoint_every : int
@@ -168,6 +171,7 @@ class RunJob(JobConfig):
     friction: _Positive = 0.01
     seed: Annotated[StrictInt, Field(ge=0, lt=2**63)] = 0
     skin: _NotNegative = 1.0
+    capture: Literal["auto", "on", "off"] = "auto"
     output: Path | None = None
     log_every: _Count = 10
     trajectory_every: _Every = 100

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from nvdd_core.cli.config import ENSEMBLES, RunJob, build, read_run_file
+from nvdd_core.cli.config import CAPTURES, ENSEMBLES, RunJob, build, read_run_file
 from nvdd_core.cli.flags import check_inputs, collect, debug_flag, group_flags, model_flags
 from nvdd_core.cli.launch import execute
 from nvdd_core.cli.output import check_output
@@ -42,6 +42,11 @@ TASK = "nvdd_core.cli.run_task:main"
 @click.option("--seed", type=int, metavar="N", help="Of all random numbers.  [default: 0]")
 @group_flags
 @click.option("--skin", type=float, metavar="A", help="Extra reach of the neighbour lists.  [default: 1.0]")
+@click.option(
+    "--capture",
+    type=click.Choice(CAPTURES),
+    help="Capture evaluations in CUDA graphs; auto: where launches take the time.  [default: auto]",
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

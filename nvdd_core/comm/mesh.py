@@ -11,6 +11,7 @@ Layer: comm.
 from __future__ import annotations
 
 import itertools
+import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from nvdd_core.comm.shared import SharedLane, open_lane
 from nvdd_core.errors import RankLostError
 
 T = TypeVar("T")
+
+_REGISTER = "NCCL_GRAPH_REGISTER"
 
 TIMEOUT_S = 1800.0
 """Seconds that a rank waits for one that is alive but doesn't answer, where nobody says otherwise."""
@@ -136,6 +139,8 @@ class Mesh:
         self._lane: SharedLane | None = None
         self._owns_group = False
         self._nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
+        if self._nccl:  # before its first collective, when it looks
+            os.environ.setdefault(_REGISTER, "0")
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> Mesh:
@@ -219,8 +224,13 @@ class Mesh:
 
     @property
     def captures(self) -> bool:
-        """Whether its collectives can be captured in a CUDA graph: NCCL's can, and there are none for one rank."""
-        return self.device.type == "cuda" and (self.size == 1 or self._nccl)
+        """Whether its collectives can be captured in a CUDA graph: NCCL's can, and there are none for one rank.
+
+        Not while NCCL registers buffers of captured collectives, which ranks do together: two that captured a MACE
+        model waited for each other for ever (NCCL 2.28, growing segments of memory).
+        """
+        quiet = self._nccl and os.environ.get(_REGISTER) == "0"
+        return self.device.type == "cuda" and (self.size == 1 or quiet)
 
     def _staged(self, t: torch.Tensor) -> bool:
         """Whether a GPU tensor must travel through the host: several ranks on one GPU have gloo only."""

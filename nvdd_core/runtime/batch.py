@@ -298,7 +298,4 @@ class LocalBatch:
             As the properties of these names, all edges within the cutoff. In steady steps on a GPU a few longer ones
             are among them, so that the number stays.
         """
-        edges = self.neighbors.full()
-        chosen = self.near.of(edges, self.positions, self.cell, self.system, cutoff)
-        edge_index, shifts = edges.coo()
-        return edge_index.index_select(1, chosen), shifts.index_select(0, chosen)
+        return self.near.of(self.neighbors, self.positions.detach(), self.cell.detach(), self.system, cutoff)

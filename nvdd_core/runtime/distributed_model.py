@@ -118,7 +118,7 @@ class DistributedModel:
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
         self._ones = torch.ones(3, dtype=torch.float64, device=self.mesh.device)
-        self._steady = Steady(self.mesh, "off", capturable=False)
+        self._steady = Steady(self.mesh, "off", self.spec.compile_policy)
         self.rebuild_is_near = False
         reach = 0.5 * self.config.skin
         self._reaches = torch.tensor([reach, _NEAR * reach], dtype=torch.float64, device=self.mesh.device)
@@ -215,7 +215,7 @@ class DistributedModel:
             When there is no such mode.
         """
         before = self._steady
-        self._steady = Steady(self.mesh, mode, capturable=self.spec.compile_policy.capture)
+        self._steady = Steady(self.mesh, mode, self.spec.compile_policy)
         try:
             yield
         finally:
@@ -273,9 +273,23 @@ class DistributedModel:
         """Run the model on local rows and return this rank's share of the results (collective)."""
         direct = self.spec.force_strategy is ForceStrategy.DIRECT
         way = self._compute_direct if direct else self._compute_by_autograd
-        return self._steady.compute(
-            self.domain, sharded.positions, self.model.dtype, wanted, lambda local: way(sharded, local, wanted)
-        )
+
+        def evaluate(domain: Domain, local: torch.Tensor) -> Partial:
+            with self._on(domain):
+                return way(sharded, local, wanted)
+
+        return self._steady.compute(self.domain, sharded.positions, self.model.dtype, wanted, evaluate)
+
+    @contextmanager
+    def _on(self, domain: Domain) -> Iterator[None]:
+        """Evaluate on `domain` in the body, which holds the rows of the current one."""
+        kept = self._domain, self._halo
+        if domain is not self._domain:
+            self._domain, self._halo = domain, ParticleHaloMetadata(domain.plan)
+        try:
+            yield
+        finally:
+            self._domain, self._halo = kept
 
     def reduce(
         self, partial: Partial, flag: torch.Tensor | None, extra: torch.Tensor | None = None
@@ -346,19 +360,16 @@ class DistributedModel:
 
     # -- two ways to forces --------------------------------------------------------------------------------
 
-    def _compute_direct(
-        self, sharded: ShardedBatch, local: torch.Tensor, wanted: frozenset[str]
-    ) -> Partial:
+    def _compute_direct(self, sharded: ShardedBatch, local: torch.Tensor, wanted: frozenset[str]) -> Partial:
         domain = self.domain
-        with self._installed(), torch.no_grad(), enter_context(self._context()):
-            with self.timer.phase("model"):
-                out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
-                rows = self._rows(out, ("forces", "node_energy", "node_virial"))
-                energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
-                extra = self._extra(out, wanted)
-                virial = out.get("virial")
-                if virial is not None:
-                    virial = results.system_share("stress", virial, self.spec, domain.plan)
+        with self._installed(), torch.no_grad(), enter_context(self._context()), self.timer.phase("model"):
+            out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
+            rows = self._rows(out, ("forces", "node_energy", "node_virial"))
+            energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
+            extra = self._extra(out, wanted)
+            virial = out.get("virial")
+            if virial is not None:
+                virial = results.system_share("stress", virial, self.spec, domain.plan)
         return Partial(
             energy,
             rows.get("forces"),
@@ -513,7 +524,7 @@ class DistributedModel:
             fields=domain.fields,
             requested=wanted,
             parts=domain.parts,
-            near=self._steady.near,
+            near=domain.near,
         )
         return self._run.forward(batch)
 
@@ -545,8 +556,16 @@ class DistributedModel:
         self, out: dict[str, torch.Tensor], rows: dict[str, torch.Tensor], sharded: ShardedBatch
     ) -> torch.Tensor:
         """Return this rank's share of every system's energy, float64 (S,)."""
+        domain = self.domain
         if "node_energy" in rows:
-            return results.by_system(rows["node_energy"], sharded.system, sharded.n_systems)
+            energies = rows["node_energy"]
+            if domain.real is not None:
+                energies = torch.where(domain.real, energies, 0.0)
+            return results.by_system(energies, domain.system[: domain.plan.n_owned], sharded.n_systems)
+        if domain.real is not None:
+            raise PluginValidationError(
+                "the model's spec declares CompilePolicy(pads=True), which needs node_energy, and the model gave energy"
+            )
         return results.system_share("energy", out["energy"], self.spec, self.domain.plan)
 
     # -- reports -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ Layer: runtime.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -34,6 +34,7 @@ from nvdd_core.partition import (
     segment_bounds,
 )
 from nvdd_core.runtime.config import DomainConfig
+from nvdd_core.runtime.near_edges import NearEdges
 from nvdd_core.runtime.sharded import Contents, ShardedBatch, field_name
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import StrategyKind
@@ -77,6 +78,10 @@ class Domain:
     fields : dict of str to Tensor, each (n_local, *F)
     parts : tuple of NeighborList
         Where there are several reaches, the list of each.
+    near : NearEdges
+        What models chose from the lists.
+    real : Tensor, shape (n_owned,), bool, or None
+        Which owned rows are rows of the batch; None: all are.
     """
 
     version: int
@@ -93,6 +98,8 @@ class Domain:
     ids: torch.Tensor
     fields: dict[str, torch.Tensor]
     parts: tuple[NeighborList, ...] = ()
+    near: NearEdges = field(default_factory=NearEdges)
+    real: torch.Tensor | None = None
 
 
 class DomainBuilder:
@@ -151,6 +158,7 @@ class DomainBuilder:
                 local = {name: t[keep] for name, t in local.items()}
                 neighbors = neighbors.compact(keep)
             plan = HaloPlan(self.mesh, sharded.n_owned, send_index, send_splits, recv_splits)
+        parts = self._parts(neighbors, local, box)
         return Domain(
             version=sharded.version,
             box=box,
@@ -165,7 +173,8 @@ class DomainBuilder:
             system=local["system"],
             ids=local["ids"],
             fields={field_name(name): local[name] for name in sharded.extra},
-            parts=self._parts(neighbors, local, box),
+            parts=parts,
+            near=NearEdges((neighbors, *parts)),
         )
 
     def _parts(

@@ -11,91 +11,144 @@ Layer: runtime.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from nvdd_core.graph import NeighborList
+from nvdd_core.partition import apply_by_segment
+
+Edges = tuple[torch.Tensor, torch.Tensor]
+"""``edge_index`` (2, E) int64, sender and receiver, and ``shifts`` (E, 3) int64 of the sender in whole cells."""
 
 # Room for pairs that come closer before the next rebuild.
-_SPARE_SHARE, _SPARE = 64, 256
+_SPARE_SHARE, _SPARE = 128, 64
+
+
+class EdgeList(Protocol):
+    """What edges are chosen from: a `NeighborList`, or what stands for one."""
+
+    def coo(self) -> Edges:
+        """Return all directed edges."""
 
 
 @dataclass
 class _Choice:
-    """One list's edges within one cutoff."""
+    """One list's edges within one cutoff: all of the list, how many were near, and the ones given in steady steps."""
 
-    neighbors: NeighborList
-    cutoff: float
+    listed: Edges
     count: int
-    index: torch.Tensor | None = None
+    kept: Edges | None = None
 
 
 class NearEdges:
-    """The choices made from the lists of one domain."""
+    """The choices made from the lists of one domain.
 
-    def __init__(self) -> None:
-        # keyed by the list's identity: a choice holds on to its list, so no other can take its place
+    Parameters
+    ----------
+    lists : iterable of EdgeList
+        In an order that is the same for every domain of a model.
+    """
+
+    def __init__(self, lists: Iterable[EdgeList] = ()) -> None:
+        self._lists = list(lists)
         self._choices: dict[tuple[int, float], _Choice] = {}
 
     def of(
         self,
-        neighbors: NeighborList,
+        neighbors: EdgeList,
         positions: torch.Tensor,
         cell: torch.Tensor,
         system: torch.Tensor,
         cutoff: float,
-    ) -> torch.Tensor:
-        """Return which edges of a full list to use, (n,) int64: all within `cutoff`, and perhaps a few longer ones.
+    ) -> Edges:
+        """Return the edges of a list to use: all within `cutoff`, and in steady steps perhaps a few longer ones.
 
         Parameters
         ----------
-        neighbors : NeighborList
-            In full form.
+        neighbors : EdgeList
         positions : Tensor, shape (n_local, 3)
         cell : Tensor, shape (S, 3, 3)
         system : Tensor, shape (n_local,), int64
         cutoff : float
             Angstrom.
         """
-        key = (id(neighbors), cutoff)
+        key = (self._number(neighbors), cutoff)
         choice = self._choices.get(key)
-        if choice is not None and choice.index is not None:
-            return choice.index
-        found = (~_beyond(neighbors, positions, cell, system, cutoff)).nonzero()[:, 0]
-        self._choices[key] = _Choice(neighbors, cutoff, int(found.shape[0]))
-        return found
+        if choice is not None and choice.kept is not None:
+            return choice.kept
+        listed = neighbors.coo()
+        near = (~_beyond(listed, positions, cell, system, cutoff)).nonzero()[:, 0]
+        self._choices[key] = _Choice(listed, int(near.shape[0]))
+        return listed[0].index_select(1, near), listed[1].index_select(0, near)
+
+    def _number(self, neighbors: EdgeList) -> int:
+        """Return the place of a list in the order of lists; one that isn't among them comes last."""
+        for number, known in enumerate(self._lists):
+            if known is neighbors:
+                return number
+        self._lists.append(neighbors)
+        return len(self._lists) - 1
 
     def keep(self) -> None:
         """From now on give what `refresh` chose last, as many edges as there are now and some to spare."""
         for choice in self._choices.values():
-            listed = int(choice.neighbors.senders.shape[0])
-            size = min(listed, choice.count + choice.count // _SPARE_SHARE + _SPARE)
-            choice.index = torch.zeros(size, dtype=torch.int64, device=choice.neighbors.senders.device)
+            (index, shifts), spare = choice.listed, choice.count // _SPARE_SHARE + _SPARE
+            size = min(int(index.shape[1]), choice.count + spare)
+            choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
-    def refresh(
-        self, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor
-    ) -> Iterator[torch.Tensor]:
-        """Choose anew, in place; yields for each list a number (), above zero where edges didn't find room."""
-        for choice in self._choices.values():
-            if choice.index is None:
+    def fits(self, other: NearEdges) -> bool:
+        """Tell whether what is kept here has room for the choices of `other`, which it could then give."""
+        if self._choices.keys() != other._choices.keys():
+            return False
+        for key, choice in self._choices.items():
+            new, size = other._choices[key], 0 if choice.kept is None else choice.kept[1].shape[0]
+            if not new.count <= size <= new.listed[1].shape[0]:
+                return False
+        return True
+
+    def placed(self, place: torch.Tensor, lists: Iterable[EdgeList]) -> NearEdges:
+        """Return the same choices for rows renumbered by `place` (n_local,), from `lists` in the order of these."""
+        moved = NearEdges(lists)
+        for key, choice in self._choices.items():
+            index, shifts = choice.listed
+            moved._choices[key] = _Choice((place[index], shifts), choice.count)
+        return moved
+
+    def adopt(self, other: NearEdges) -> None:
+        """Choose from the lists of `other` from now on, into the tensors kept here."""
+        for key, choice in self._choices.items():
+            choice.listed, choice.count = other._choices[key].listed, other._choices[key].count
+
+    def refresh(self, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:
+        """Choose anew, in place.
+
+        Returns
+        -------
+        Tensor, shape (), float64
+            Above zero where edges didn't find room.
+        """
+        missing = positions.new_zeros((), dtype=torch.float64)
+        for (_, cutoff), choice in self._choices.items():
+            if choice.kept is None:
                 continue
-            beyond = _beyond(choice.neighbors, positions, cell, system, choice.cutoff)
-            size = choice.index.shape[0]
-            choice.index.copy_(torch.sort(beyond.byte(), stable=True).indices[:size])
-            yield ((~beyond).sum() - size).clamp_min(0).double()
+            (index, shifts), (kept_index, kept_shifts) = choice.listed, choice.kept
+            beyond = _beyond(choice.listed, positions, cell, system, cutoff)
+            size = kept_shifts.shape[0]
+            chosen = torch.sort(beyond.byte(), stable=True).indices[:size]
+            torch.index_select(index, 1, chosen, out=kept_index)
+            torch.index_select(shifts, 0, chosen, out=kept_shifts)
+            missing = missing + ((~beyond).sum() - size).clamp_min(0)
+        return missing
 
 
 @torch.no_grad()
 def _beyond(
-    neighbors: NeighborList,
-    positions: torch.Tensor,
-    cell: torch.Tensor,
-    system: torch.Tensor,
-    cutoff: float,
+    edges: Edges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor, cutoff: float
 ) -> torch.Tensor:
     """Return a mask (E,) of edges that are not shorter than the cutoff."""
-    points = neighbors.extend(positions, cell, system)
-    vectors = points.index_select(0, neighbors.senders) - points.index_select(0, neighbors.receivers)
+    (sender, receiver), shifts = edges
+    moved = apply_by_segment(shifts.to(positions.dtype), cell, system.index_select(0, sender))
+    vectors = positions.index_select(0, sender).sub_(positions.index_select(0, receiver)).add_(moved)
     return vectors.square_().sum(1) >= cutoff**2

@@ -149,6 +149,7 @@ class PipelineModel:
             compile_policy=merged.compile_policy.replace(
                 supported=all(spec.compile_policy.supported for spec in specs),
                 capture=all(spec.compile_policy.capture for spec in specs),
+                pads=all(spec.compile_policy.pads for spec in specs),
             ),
         )
 

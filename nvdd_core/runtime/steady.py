@@ -18,16 +18,19 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 
 from nvdd_core.comm import CommTally, Mesh
 from nvdd_core.errors import InputError
 from nvdd_core.runtime.domain import Domain
-from nvdd_core.runtime.near_edges import NearEdges
-from nvdd_core.runtime.outputs import Partial
+from nvdd_core.runtime.outputs import OUTPUTS, Partial
+from nvdd_core.runtime.padded import PaddedDomain
 from nvdd_core.runtime.sharded import Contents
+from nvdd_core.spec import CompilePolicy
 
 CAPTURE_MODES = ("auto", "on", "off")
 
@@ -36,7 +39,7 @@ _LAUNCH_BOUND = 0.8
 # Captured evaluations keep memory of their own beside that of others.
 _MOST_MEMORY = 0.4
 
-Evaluate = Callable[[torch.Tensor], Partial]
+Evaluate = Callable[[Domain, torch.Tensor], Partial]
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class Steady:
     mesh : Mesh
     mode : {"auto", "on", "off"}
         Whether evaluations are captured; ``off`` leaves everything as it is outside a run.
-    capturable : bool
+    policy : CompilePolicy
         Whether the model says that it can be captured.
 
     Raises
@@ -63,28 +66,33 @@ class Steady:
         When there is no such mode.
     """
 
-    def __init__(self, mesh: Mesh, mode: str, *, capturable: bool) -> None:
+    def __init__(self, mesh: Mesh, mode: str, policy: CompilePolicy) -> None:
         if mode not in CAPTURE_MODES:
-            raise InputError(f"capture is {mode!r}; give {', '.join(CAPTURE_MODES[:-1])} or {CAPTURE_MODES[-1]}")
-        self.mesh = mesh
-        self._always = mode == "on"
-        self._fixed = mode == "on" or (mode == "auto" and mesh.device.type == "cuda")
-        self._captures = capturable and mode != "off" and mesh.captures
-        self._launch_bound: bool | None = True if self._always else None
+            raise InputError(
+                f"capture is {mode!r}; give {', '.join(CAPTURE_MODES[:-1])} or {CAPTURE_MODES[-1]}"
+            )
+        self.mesh, self._pads = mesh, policy.pads
+        possible = policy.capture and (mode == "on" or (mode == "auto" and mesh.captures))
+        self._captures = possible and mesh.captures
+        # None: not known yet; where it is False evaluations are as they are outside a run
+        self._launch_bound: bool | None = (True if mode == "on" else None) if possible else False
+        self._unsure = self._launch_bound is None
         self._timing: _Timing | None = None
         self._pool = torch.cuda.MemPool() if self._captures else None
         self._stream = torch.cuda.Stream(mesh.device) if self._captures else None
+        self._captured: dict[frozenset[str], _Captured] = {}
+        self._padded: PaddedDomain | None = None
         self.begin()
 
     def begin(self) -> None:
-        """Forget the domain before: a new one has been built."""
-        self.near = NearEdges()
-        self._local: torch.Tensor | None = None
+        """Forget the domain before: a new one is built."""
+        self._place: PaddedDomain | _Still | None = None
         self._seen: Contents | None = None
         self._missing: torch.Tensor | None = None
-        self._captured: dict[frozenset[str], _Captured] = {}
         self._last: frozenset[str] | None = None
-        if not self._launch_bound:
+        if self._padded is None:
+            self._captured.clear()
+        if self._unsure and not self._launch_bound:
             self._launch_bound, self._timing = None, None
 
     def update(self, domain: Domain, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -96,47 +104,64 @@ class Steady:
             Above zero if more edges have come within the cutoff than there was room for. None before there are steady
             evaluations: the first of a domain is like any other.
         """
-        if self._last is None or not self._fixed:
+        if self._last is None or not self._launch_bound:
             return None
         if self._seen is not None and self._seen.same(Contents((positions,))):
             return self._missing
-        moved = domain.plan.forward((positions - domain.offset).to(dtype))
-        if self._local is None:
-            self._local = moved.clone()
-            self.near.keep()
-        else:
-            self._local.copy_(moved)
+        place = self._place = self._place or self._settled(domain, dtype)
+        place.local.copy_(place.domain.plan.forward(place.padded((positions - domain.offset).to(dtype))))
         self._seen = Contents((positions,))
-        cell = domain.box.cell.to(dtype)
-        self._missing = sum(self.near.refresh(self._local, cell, domain.system), positions.new_zeros(()))
+        at = place.domain
+        self._missing = at.near.refresh(place.local, at.box.cell.to(dtype), at.system)
         return self._missing
 
-    def compute(
-        self, domain: Domain, positions: torch.Tensor, dtype: torch.dtype, wanted: frozenset[str], evaluate: Evaluate
-    ) -> Partial:
-        """Return what ``evaluate(local positions)`` gives of `wanted` (collective)."""
-        self.update(domain, positions, dtype)
-        repeated, self._last = wanted == self._last, wanted
-        local = self._local
-        if local is None:
-            return evaluate(domain.plan.forward((positions - domain.offset).to(dtype)))
-        if self._captures and repeated and wanted not in self._captured and self._decided():
-            self._capture(wanted, lambda: evaluate(local))
-        if wanted in self._captured:
-            return self._replayed(self._captured[wanted])
-        if self._captures and self._launch_bound is None:
-            self._timing = _Timing(self.mesh.device)
-            with self._timing:
-                return evaluate(local)
-        return evaluate(local)
+    def _settled(self, domain: Domain, dtype: torch.dtype) -> PaddedDomain | _Still:
+        """Return tensors for positions; those of the domain before where they have room on every rank (collective)."""
+        if not self._pads:
+            return _Still(domain, dtype)
+        padded = self._padded
+        fits = [n for (n,) in self.mesh.all_gather_ints([int(padded is not None and padded.fits(domain))])]
+        if padded is None or not all(fits):
+            self._captured.clear()
+            padded = self._padded = PaddedDomain(domain, self.mesh, dtype)
+        padded.load(domain)
+        return padded
 
-    def _decided(self) -> bool:
-        """Tell whether evaluations are to be captured; agreed by all ranks once a measurement is there (collective)."""
+    def compute(
+        self,
+        domain: Domain,
+        positions: torch.Tensor,
+        dtype: torch.dtype,
+        wanted: frozenset[str],
+        evaluate: Evaluate,
+    ) -> Partial:
+        """Return what ``evaluate(domain, local positions)`` gives of `wanted` (collective)."""
+        repeated = wanted == self._last
+        if repeated:
+            self._decide()
+        self.update(domain, positions, dtype)
+        self._last, place = wanted, self._place
+        if place is None or (self._pads and wanted - frozenset(OUTPUTS)):
+            with self._timed():
+                return evaluate(domain, domain.plan.forward((positions - domain.offset).to(dtype)))
+        if self._captures and wanted not in self._captured and (repeated or self._pads):
+            self._capture(wanted, lambda: evaluate(place.domain, place.local))
+        if wanted in self._captured:
+            return _own(self._replayed(self._captured[wanted]), domain.plan.n_owned, copy=True)
+        return _own(evaluate(place.domain, place.local), domain.plan.n_owned)
+
+    def _timed(self) -> AbstractContextManager[None]:
+        """Time an evaluation after the first of a domain, where it isn't known yet what takes the time."""
+        if self._launch_bound is not None or self._last is None:
+            return nullcontext()
+        self._timing = _Timing()
+        return self._timing
+
+    def _decide(self) -> None:
+        """Agree on whether evaluations are to be captured, once one was timed (collective)."""
         if self._launch_bound is None and self._timing is not None:
             mine = self._timing.launch_bound() and _plenty_of_memory(self.mesh.device)
-            told = [flag for (flag,) in self.mesh.all_gather_ints([int(mine)])]
-            self._launch_bound = any(told)
-        return bool(self._launch_bound)
+            self._launch_bound = any(flag for (flag,) in self.mesh.all_gather_ints([int(mine)]))
 
     def _capture(self, wanted: frozenset[str], evaluate: Callable[[], Partial]) -> None:
         """Capture an evaluation; where that can't be done, say so and don't try again."""
@@ -144,13 +169,15 @@ class Steady:
         graph = torch.cuda.CUDAGraph()
         try:
             partial = self._recorded(graph, evaluate)
-        except Exception as error:  # whatever it is: the evaluation that follows raises what is the model's own
+        except (
+            Exception
+        ) as error:  # whatever it is: the evaluation that follows raises what is the model's own
             counter.restore(before)
             self._captures = False
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(
-                f"rank {self.mesh.rank}: an evaluation could not be captured in a CUDA graph ({first}); the run goes on "
-                "without, at the cost of its launches",
+                f"rank {self.mesh.rank}: an evaluation could not be captured in a CUDA graph ({first}); the run goes "
+                "on without, at the cost of its launches",
                 stacklevel=2,
             )
             return
@@ -165,7 +192,8 @@ class Steady:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             # threads of NCCL ask for events meanwhile, which a capture has to forbid its own thread only
-            graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
+            pool = cast(Any, self._pool.id)
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 partial = evaluate()
             except BaseException:
@@ -179,28 +207,54 @@ class Steady:
         """End a capture that failed."""
         try:
             graph.capture_end()
-        except RuntimeError:  # the error once more, and what torch leaves undone then: its pool would stay open
+        except (
+            RuntimeError
+        ):  # the error once more, and what torch leaves undone then: its pool would stay open
             torch._C._cuda_endAllocateToPool(self.mesh.device.index or 0, pool.id)
 
     def _replayed(self, captured: _Captured) -> Partial:
         captured.graph.replay()
         self.mesh.counter.add_tally(captured.tally)
-        partial = captured.partial  # the next replay writes into it
-        return replace(
-            partial,
-            energy=_copied(partial.energy),
-            forces=_copied(partial.forces),
-            virial=_copied(partial.virial),
-            node_energy=_copied(partial.node_energy),
-            node_virial=_copied(partial.node_virial),
-            extra={name: t.clone() for name, t in partial.extra.items()},
-        )
+        return captured.partial
 
 
-class _Timing:
+class _Still:
+    """A domain with positions that stay in place until the next rebuild."""
+
+    def __init__(self, domain: Domain, dtype: torch.dtype) -> None:
+        self.domain = domain
+        self.local = torch.zeros((domain.plan.n_local, 3), dtype=dtype, device=domain.ids.device)
+        domain.near.keep()
+
+    def padded(self, owned: torch.Tensor) -> torch.Tensor:
+        """Return owned rows as they are."""
+        return owned
+
+
+def _own(partial: Partial, n_owned: int, *, copy: bool = False) -> Partial:
+    """Return a share without rows that stand for none; a copy of what the next replay writes into."""
+
+    def own(t: torch.Tensor | None, *, rows: bool = True) -> torch.Tensor | None:
+        if t is None:
+            return None
+        t = t[:n_owned] if rows else t
+        return t.clone() if copy else t
+
+    return replace(
+        partial,
+        energy=own(partial.energy, rows=False),
+        forces=own(partial.forces),
+        virial=own(partial.virial, rows=False),
+        node_energy=own(partial.node_energy),
+        node_virial=own(partial.node_virial),
+        extra={name: t.clone() if copy else t for name, t in partial.extra.items()},
+    )
+
+
+class _Timing(AbstractContextManager[None]):
     """Seconds that the host took for an evaluation, and those that the device took; waits for nothing by itself."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self._begin = torch.cuda.Event(enable_timing=True)
         self._end = torch.cuda.Event(enable_timing=True)
         self._host = 0.0
@@ -216,13 +270,10 @@ class _Timing:
     def launch_bound(self) -> bool:
         """Compare the two (waits for the evaluation)."""
         self._end.synchronize()
-        return self._host > _LAUNCH_BOUND * 1e-3 * self._begin.elapsed_time(self._end)
+        device = 1e-3 * float(self._begin.elapsed_time(self._end))
+        return self._host > _LAUNCH_BOUND * device
 
 
 def _plenty_of_memory(device: torch.device) -> bool:
     _, total = torch.cuda.mem_get_info(device)
     return torch.cuda.max_memory_allocated(device) < _MOST_MEMORY * total
-
-
-def _copied(t: torch.Tensor | None) -> torch.Tensor | None:
-    return None if t is None else t.clone()

@@ -31,6 +31,9 @@ class CompilePolicy(SpecData):
         Whether an evaluation can be captured in a CUDA graph and replayed: on a GPU it never waits for the device nor
         copies from the host, all it does follows from the positions on the device and from what stays between two
         rebuilds, and what it keeps from one evaluation to the next stays where it is until a rebuild.
+    pads : bool
+        Whether it may be handed owned rows without edges and ghosts that nobody needs: it gives ``node_energy`` and
+        reads its edges by ``LocalBatch.near_edges`` only. What was captured then serves after a rebuild, too.
     """
 
     READERS: ClassVar[Mapping[str, Decode]] = {
@@ -39,6 +42,7 @@ class CompilePolicy(SpecData):
         "fullgraph": decode_value(bool),
         "growth": decode_value(int, float),
         "capture": decode_value(bool),
+        "pads": decode_value(bool),
     }
 
     supported: bool = False
@@ -46,6 +50,7 @@ class CompilePolicy(SpecData):
     fullgraph: bool = True
     growth: float = 1.25
     capture: bool = False
+    pads: bool = False
 
     def __post_init__(self) -> None:
         self._require("supported", bool)
@@ -53,5 +58,6 @@ class CompilePolicy(SpecData):
         self._require("fullgraph", bool)
         self._require("growth", (int, float))
         self._require("capture", bool)
+        self._require("pads", bool)
         if not 1.0 < self.growth < float("inf"):
             raise SpecError(f"CompilePolicy.growth: expected a finite factor above 1, found {self.growth!r}")

@@ -31,7 +31,7 @@ _LOCAL = SPEC_MPNN_HALO | MLIPSpec(
 def _with(base: MLIPSpec, strategy: StrategyKind, adapters: Sequence[ModuleHookAdapter]) -> MLIPSpec:
     return base | MLIPSpec(
         distribution=DistributionSpec(strategy=strategy, third_party_helpers=tuple(adapters)),
-        compile_policy=CompilePolicy(capture=True),
+        compile_policy=CompilePolicy(capture=True, pads=True),
     )
 
 

@@ -1,0 +1,160 @@
+"""A domain in tensors that stay in place from one rebuild to the next.
+
+`PaddedDomain` has somewhat more rows and edges than a domain needs. Owned rows that stand for none repeat the first
+one, have no edges, and their energies are left out; ghosts that stand for none are copies that nobody reads. So the
+domains of many rebuilds fit in turn, and what was captured with the tensors of one serves them all.
+
+Invariant: sizes are agreed between ranks; who fits, and when new sizes are taken, all decide together.
+Layer: runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from nvdd_core.comm import HaloPlan, Mesh
+from nvdd_core.errors import PluginValidationError
+from nvdd_core.runtime.domain import Domain
+from nvdd_core.runtime.near_edges import EdgeList, Edges
+
+# Rows come and go as atoms cross from domain to domain.
+_SPARE_SHARE, _SPARE = 64, 16
+
+
+class _NoList:
+    """Stands for a neighbour list whose edges are had by `LocalBatch.near_edges` only."""
+
+    def __init__(self, n_edges: int) -> None:
+        self.n_edges = n_edges
+
+    def full(self) -> _NoList:
+        return self
+
+    def coo(self) -> Edges:
+        raise self._refusal()
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._refusal()
+
+    def _refusal(self) -> PluginValidationError:
+        return PluginValidationError(
+            "the model's spec declares CompilePolicy(pads=True), but the model reads its neighbour list otherwise than "
+            "by batch.near_edges(cutoff); do that, or leave pads out"
+        )
+
+
+class PaddedDomain:
+    """Tensors for a domain, and some to spare (collective).
+
+    Parameters
+    ----------
+    domain : Domain
+    mesh : Mesh
+    dtype : torch.dtype
+        Of positions.
+    """
+
+    def __init__(self, domain: Domain, mesh: Mesh, dtype: torch.dtype) -> None:
+        plan, rows = domain.plan, domain.plan.n_owned
+        n_owned = _spared(rows) if rows else 0
+        send = [_spared(n) if rows and peer != mesh.rank else 0 for peer, n in enumerate(plan.send_splits)]
+        told = mesh.all_gather_ints(send)
+        receive = tuple(row[mesh.rank] for row in told)
+        index = torch.zeros(sum(send), dtype=torch.int64, device=domain.ids.device)
+        self.plan = HaloPlan(mesh, n_owned, index, tuple(send), receive)
+        self._lists = _lists(domain)
+        names = {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids}
+        self._rows = {
+            name: t.new_zeros((self.plan.n_local, *t.shape[1:]))
+            for name, t in (names | domain.fields).items()
+        }
+        self.local = torch.zeros((self.plan.n_local, 3), dtype=dtype, device=index.device)
+        place = self._place(domain.plan)
+        near = domain.near.placed(place, self._lists)
+        near.keep()
+        fields = {name: self._rows[name] for name in domain.fields}
+        self.domain = replace(
+            domain,
+            box=replace(domain.box, cell=domain.box.cell.clone()),
+            plan=self.plan,
+            neighbors=self._lists[0],
+            parts=tuple(self._lists[1:]),
+            numbers=self._rows["numbers"],
+            system=self._rows["system"],
+            ids=self._rows["ids"],
+            fields=fields,
+            near=near,
+            real=torch.zeros(n_owned, dtype=torch.bool, device=index.device),
+        )
+
+    def fits(self, domain: Domain) -> bool:
+        """Tell whether a domain has room, as far as this rank sees."""
+        plan = domain.plan
+        pairs = zip(
+            (*plan.send_splits, *plan.recv_splits),
+            (*self.plan.send_splits, *self.plan.recv_splits),
+            strict=True,
+        )
+        return (
+            plan.n_owned <= self.plan.n_owned
+            and (plan.n_owned > 0) == (self.plan.n_owned > 0)
+            and all(n <= room for n, room in pairs)
+            and self._lists_alike(domain)
+            and self.domain.fields.keys() == domain.fields.keys()
+            and self.domain.near.fits(domain.near)
+        )
+
+    def _lists_alike(self, domain: Domain) -> bool:
+        return len(self.domain.parts) == len(domain.parts)
+
+    def load(self, domain: Domain) -> None:
+        """Take the rows and edges of a domain that fits on every rank (collective)."""
+        plan, start = domain.plan, 0
+        for index, room in zip(
+            plan.send_index.split(list(plan.send_splits)), self.plan.send_splits, strict=True
+        ):
+            part = self.plan.send_index[start : start + room]
+            part[: index.shape[0]].copy_(index)
+            part[index.shape[0] :].zero_()
+            start += room
+        for name, t in (
+            {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids} | domain.fields
+        ).items():
+            self._rows[name].copy_(self.plan.forward(self.padded(t[: plan.n_owned])))
+        self.domain.box.cell.copy_(domain.box.cell)
+        if self.domain.real is not None:
+            self.domain.real.copy_(torch.arange(self.plan.n_owned, device=domain.ids.device) < plan.n_owned)
+        for mine, its in zip(self._lists, (domain.neighbors, *domain.parts), strict=True):
+            mine.n_edges = its.n_edges
+        self.domain.near.adopt(domain.near.placed(self._place(plan), self._lists))
+
+    def padded(self, owned: torch.Tensor) -> torch.Tensor:
+        """Return owned rows with copies of the first below, as many as there is room for."""
+        spare = self.plan.n_owned - owned.shape[0]
+        return torch.cat([owned, owned[:1].expand(spare, *owned.shape[1:])]) if spare else owned
+
+    def _place(self, plan: HaloPlan) -> torch.Tensor:
+        """Return where each local row of a plan lies here, (n_local,) int64."""
+        device = self.plan.send_index.device
+        starts = accumulate(self.plan.recv_splits, initial=self.plan.n_owned)
+        ghosts = [
+            torch.arange(start, start + n, device=device)
+            for start, n in zip(starts, plan.recv_splits, strict=False)  # the last is the end
+        ]
+        return torch.cat([torch.arange(plan.n_owned, device=device), *ghosts])
+
+
+def _lists(domain: Domain) -> list[Any]:
+    """Return what stands for the lists of a domain; equal ones of a composition stay one."""
+    known: dict[int, _NoList] = {}
+    found: Sequence[EdgeList] = (domain.neighbors, *domain.parts)
+    return [known.setdefault(id(one), _NoList(0)) for one in found]
+
+
+def _spared(n: int) -> int:
+    return n + n // _SPARE_SHARE + _SPARE
