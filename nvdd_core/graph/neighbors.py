@@ -18,6 +18,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -85,6 +87,15 @@ class NeighborList:
     def image_shifts(self) -> torch.Tensor:
         """Shift of each image in whole cells, (n_image, 3) int64."""
         return self.images.shifts
+
+    @cached_property
+    def kept(self) -> WeakKeyDictionary[Any, Any]:
+        """What a user of the list has made for it, by user: kept for as long as there are both.
+
+        So nothing that a captured evaluation reads is replaced while its list is in use. A value must not refer to the
+        list, or both would stay.
+        """
+        return WeakKeyDictionary()
 
     @cached_property
     def extended_rows(self) -> torch.Tensor:

@@ -10,7 +10,7 @@ from nvdd_core.graph import build_neighbors
 from nvdd_core.partition import Box, Frame, segment_bounds
 from nvdd_core.runtime import Batch
 from nvdd_dftd3 import ops
-from nvdd_dftd3.ops import coordination, dispersion
+from nvdd_dftd3.ops import coordination, dispersion, system_energy
 from nvdd_dftd3.parameters import parse_options
 from nvdd_dftd3.references import References
 
@@ -43,8 +43,8 @@ def arguments(form="half", n_owned=None, receivers_are_all=False):
     return points, made.radii[species], tables, edges, n
 
 
-def total(points, cn, tables, edges, n, weight, derive=True):
-    return (dispersion(points, cn, *tables, *edges, n, CUTOFF, derive)[0] * weight).sum()
+def total(points, cn, tables, edges, n, weight):
+    return (dispersion(points, cn, *tables, *edges, n, CUTOFF) * weight).sum()
 
 
 @pytest.mark.parametrize("form", ["half", "full"])
@@ -62,7 +62,7 @@ def test_derivatives(form, n_owned):
 
     def energies(some, cn):
         moved = torch.where(few[:, None], _pad(some, points), points.detach())
-        return dispersion(moved, cn, *tables, *edges, n, CUTOFF, True)[0]
+        return dispersion(moved, cn, *tables, *edges, n, CUTOFF)
 
     some = points.detach()[:6].clone().requires_grad_()
     cn = cn.detach().requires_grad_()
@@ -76,18 +76,47 @@ def _pad(some, points):
     return torch.cat([some, points.detach()[some.shape[0] :]])
 
 
-def test_equal_and_unequal_weights():
-    """What the forward pass derives beforehand is used for equal weights only."""
-    points, radii, tables, edges, n = arguments()
+@pytest.mark.parametrize("form", ["half", "full"])
+@pytest.mark.parametrize("n_systems", [1, 2])
+@pytest.mark.parametrize("n_owned", [1, 3])
+def test_sums_by_system(form, n_systems, n_owned):
+    """Energies and derivatives of weighted sums, derived beforehand or not, against those of the rows."""
+    points, radii, tables, edges, n = arguments(form, n_owned, receivers_are_all=True)
+    if n_systems == 2:  # edges between the two systems don't count
+        points, radii, tables, edges = twice(points, radii, tables, edges)
+    system = torch.arange(n_systems).repeat_interleave(3)
+    n_owned *= n_systems if n_owned == 3 else 1
     cn = coordination(points, radii, *edges, 5.0).requires_grad_()
-    points.requires_grad_()
-    for weight in (torch.full((n,), 2.5), torch.arange(1.0, n + 1)):
-        found = [
-            torch.autograd.grad(total(points, cn, tables, edges, n, weight.double(), derive), (points, cn))
-            for derive in (True, False)
-        ]
-        for one, other in zip(*found, strict=True):
-            assert torch.allclose(one, other, rtol=1e-12, atol=1e-15)
+    points = points.detach().requires_grad_()
+    weight = torch.tensor([2.5, -0.7], dtype=torch.float64)[:n_systems].requires_grad_()
+    leaves = (points, cn, weight)
+    rows = dispersion(points, cn, *tables, *edges, n_owned, CUTOFF)
+    want = torch.autograd.grad((rows * weight[system[:n_owned]]).sum(), leaves)
+    for derive in (True, False):
+        energy = system_energy(points, cn, *tables, *edges, n_owned, CUTOFF, system, n_systems, derive)[0]
+        for graph in (False, True):
+            found = torch.autograd.grad(
+                (energy * weight).sum(), leaves, retain_graph=True, create_graph=graph
+            )
+            for one, other in zip(found, want, strict=True):
+                assert torch.allclose(one, other, rtol=1e-12, atol=1e-15)
+
+
+def twice(points, radii, tables, edges):
+    """The same rows again as a second system: ``[rows, rows | images, images]``."""
+    splits, senders, rows, half = edges
+    n, n_extended = radii.shape[0], points.shape[0]
+    order = torch.cat([torch.arange(n), torch.arange(n) + n_extended])
+    place = torch.full((2 * n_extended,), -1)
+    images = torch.arange(n, n_extended)
+    order = torch.cat([order, images, images + n_extended])
+    place[order] = torch.arange(2 * n_extended)
+    both = torch.cat([senders.long(), senders.long() + n_extended])
+    home = torch.cat([rows, rows + n])[order]
+    splits = torch.cat([splits, splits[1:] + splits[-1]])
+    species, *rest = tables
+    made = (splits, place[both].int(), home.int(), half)
+    return torch.cat([points, points])[order], radii.repeat(2), (species.repeat(2), *rest), made
 
 
 def test_third_derivative():
@@ -116,9 +145,10 @@ def test_threads_that_share_a_receiver(monkeypatch, form):
     for lanes in (1, 7):
         monkeypatch.setattr(ops, "_lanes", lambda points, lanes=lanes: lanes)
         cn = coordination(points, radii, *edges, 5.0)
-        derived = dispersion(points, cn, *tables, *edges, n, CUTOFF, True)
+        system = torch.zeros(3, dtype=torch.int64)
+        derived = system_energy(points, cn, *tables, *edges, n, CUTOFF, system, 1, True)
         counts = ops.coordination_gradient(torch.ones_like(cn), points, radii, *edges, 5.0)
-        found.append((cn, *derived, counts, dispersion(points, cn, *tables, *edges, n, CUTOFF, False)[0]))
+        found.append((cn, *derived, counts, dispersion(points, cn, *tables, *edges, n, CUTOFF)))
     for one, other in zip(*found, strict=True):
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)
 
@@ -129,8 +159,11 @@ def test_registration():
     points.requires_grad_()
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(coordination, (points, radii, *edges, 5.0), test_utils=checks)
+    pairs = (points, cn, *tables, *edges, n, CUTOFF)
+    torch.library.opcheck(dispersion, pairs, test_utils=checks)
     for derive in (True, False):
-        torch.library.opcheck(dispersion, (points, cn, *tables, *edges, n, CUTOFF, derive), test_utils=checks)
+        system = torch.zeros(n, dtype=torch.int64)
+        torch.library.opcheck(system_energy, (*pairs, system, 1, derive), test_utils=checks)
 
 
 def test_without_pairs():
@@ -142,7 +175,9 @@ def test_without_pairs():
         made = References.of([8][:n], parse_options({"functional": "pbe"}), points.device)
         cn = coordination(points, made.radii.expand(n) if n else made.radii, *edges, 5.0)
         tables = (torch.zeros(n, dtype=torch.int32), made.cn, made.c6, made.pairs)
-        energy = dispersion(points, cn, *tables, *edges, n, CUTOFF, True)[0]
-        (gradient,) = torch.autograd.grad(energy.sum(), points)
-        assert energy.tolist() == [0.0] * n
-        assert gradient.abs().sum() == 0.0
+        pairs = (points, cn, *tables, *edges, n, CUTOFF)
+        system = torch.zeros(n, dtype=torch.int64)
+        for energy in (dispersion(*pairs), system_energy(*pairs, system, 1, True)[0]):
+            (gradient,) = torch.autograd.grad(energy.sum(), points, retain_graph=True)
+            assert energy.abs().sum() == 0.0
+            assert gradient.abs().sum() == 0.0

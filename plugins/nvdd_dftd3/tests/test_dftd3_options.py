@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 import pytest
 import torch
@@ -99,9 +98,3 @@ def test_specs(strategy):
     assert set(spec.outputs) == model.outputs
     assert MLIPSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
     assert model.distribution_spec(StrategyKind.HALO) == SPEC_DFTD3_HALO
-
-
-def test_copies_hold_no_rows():
-    model = load(dtype=torch.float64, device=torch.device("cpu"), functional="pbe", cutoff=6.0)
-    model._kept = object()
-    assert pickle.loads(pickle.dumps(model))._kept is None

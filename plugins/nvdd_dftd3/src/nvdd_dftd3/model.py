@@ -1,24 +1,21 @@
 """The DFT-D3 model: options in, energies out.
 
-Key objects: `load` (the plugin's loader), `DftD3`. Invariant: a model holds no results and no row of the system,
-only tables of the elements of the last neighbour list, which it drops when the list changes and never pickles.
+Key objects: `load` (the plugin's loader), `DftD3`. Invariant: a model holds no results and no row of the system;
+tables of a neighbour list's elements are kept with that list.
 Layer: plugin.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from ase.data import chemical_symbols
 
 from nvdd_core.errors import InputError
-from nvdd_core.graph import NeighborList
 from nvdd_core.runtime import LocalBatch, MLIPSpec, refresh_neighbors
 from nvdd_core.spec import StrategyKind
-from nvdd_dftd3.ops import coordination, dispersion
+from nvdd_dftd3.ops import coordination, dispersion, system_energy
 from nvdd_dftd3.parameters import Parameters, parse_options
 from nvdd_dftd3.references import LARGEST_NUMBER, References
 from nvdd_dftd3.spec import dftd3_spec
@@ -68,7 +65,6 @@ class DftD3:
         if self.device.type not in ("cpu", "cuda"):
             raise InputError(f"dftd3: device {self.device} is not served; give cpu or cuda")
         self.cutoff = parameters.reach
-        self._kept: _Kept | None = None
 
     @property
     def neighbor_form(self) -> str:
@@ -109,48 +105,39 @@ class DftD3:
         )
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
-        """Return ``node_energy`` (n_owned,), eV, half of a pair to each end; forces and stress follow from it."""
+        """Return a share of each system's ``energy`` (S,), eV, or, where asked for, ``node_energy`` (n_owned,).
+
+        Half of a pair goes to each end. Forces and stress follow from either, from the first at once.
+        """
         neighbors, given = batch.neighbors, self._prepare(batch)
         points = neighbors.extend(batch.positions.double(), batch.cell.double(), batch.system)
         half = neighbors.form == "half"
         edges = (neighbors.row_splits, neighbors.senders, given.rows, half)
         references = given.references
-        counted = coordination(points, given.radii, *edges, self.parameters.cn_cutoff)
+        counted = refresh_neighbors(coordination(points, given.radii, *edges, self.parameters.cn_cutoff))
+        tables = (given.species, references.cn, references.c6, references.pairs)
+        pairs = (points, counted, *tables, *edges, neighbors.n_owned, self.parameters.cutoff)
+        if "node_energy" in batch.requested:
+            return {"node_energy": dispersion(*pairs).to(self.dtype)}
         derive = torch.is_grad_enabled() and points.requires_grad
-        energy, _, _ = dispersion(
-            points,
-            refresh_neighbors(counted),
-            given.species,
-            references.cn,
-            references.c6,
-            references.pairs,
-            *edges,
-            neighbors.n_owned,
-            self.parameters.cutoff,
-            derive,
-        )
-        return {"node_energy": energy.to(self.dtype)}
+        energy, _, _ = system_energy(*pairs, batch.system, batch.n_systems, derive)
+        return {"energy": energy}
 
     __call__ = forward
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to one process and one list."""
-        return {**self.__dict__, "_kept": None}
-
     def _prepare(self, batch: LocalBatch) -> _Kept:
         """Return the tables for the batch's list, made anew when list or elements changed."""
-        kept = self._kept
+        kept: _Kept | None = batch.neighbors.kept.get(self)
         if kept is None or not kept.serves(batch):
             self.check(batch.numbers, batch.ids)
-            self._kept = kept = _Kept.of(batch, self.parameters)
+            kept = batch.neighbors.kept[self] = _Kept.of(batch, self.parameters)
         return kept
 
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """Tables of one neighbour list's rows, and what they were made for; the list is not kept alive."""
+    """Tables of one neighbour list's rows, and the elements that they were made for."""
 
-    neighbors: weakref.ref[NeighborList]
     numbers: torch.Tensor
     version: int
     rows: torch.Tensor
@@ -165,7 +152,6 @@ class _Kept:
         present, species = torch.unique(numbers, return_inverse=True)
         references = References.of(present.tolist(), parameters, numbers.device)
         return cls(
-            weakref.ref(batch.neighbors),
             numbers,
             numbers._version,
             batch.neighbors.extended_rows.int(),
@@ -175,9 +161,5 @@ class _Kept:
         )
 
     def serves(self, batch: LocalBatch) -> bool:
-        """Whether list and elements are those that were prepared for."""
-        return (
-            self.neighbors() is batch.neighbors
-            and self.numbers is batch.numbers
-            and self.version == batch.numbers._version
-        )
+        """Whether elements are those that were prepared for."""
+        return self.numbers is batch.numbers and self.version == batch.numbers._version

@@ -1,7 +1,7 @@
 """Coordination numbers and dispersion energies as torch operators.
 
 Key objects: `coordination` (``nvdd_dftd3::coordination``) and `dispersion` (``nvdd_dftd3::dispersion``), with
-their derivatives ``..._gradient``. Invariant: both have first derivatives with respect to everything that
+their derivatives ``..._gradient``, and `system_energy`, the sums of the latter. Invariant: all have first derivatives with respect to everything that
 depends on positions, by kernels, and higher ones in plain torch. Layer: plugin.
 """
 
@@ -91,14 +91,13 @@ def dispersion(
     half: bool,
     n_owned: int,
     cutoff: float,
-    derive: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum pair energies into owned rows, half of a pair to each end.
+) -> torch.Tensor:
+    """Sum pair energies into owned rows (n_owned,), eV, half of a pair to each end.
 
     Parameters
     ----------
     points, splits, senders, rows, half, cutoff
-        As for `coordination`.
+        As for `coordination`; differentiable with respect to `points` and `cn`.
     cn : Tensor, shape (n_local,), float64
         Coordination numbers, of ghosts too.
     species : Tensor, shape (n_local,), int32
@@ -106,20 +105,57 @@ def dispersion(
     reference_cn, reference_c6, pairs : Tensor
         See `References`.
     n_owned : int
+    """
+    tensors = (points, cn, species, reference_cn, reference_c6, pairs)
+    edges = (splits, senders, rows, half, n_owned, cutoff)
+    return _energies(points.new_ones(n_owned), *tensors, *edges, False)[0]
+
+
+@torch.library.custom_op("nvdd_dftd3::system_energy", mutates_args=())
+def system_energy(
+    points: torch.Tensor,
+    cn: torch.Tensor,
+    species: torch.Tensor,
+    reference_cn: torch.Tensor,
+    reference_c6: torch.Tensor,
+    pairs: torch.Tensor,
+    splits: torch.Tensor,
+    senders: torch.Tensor,
+    rows: torch.Tensor,
+    half: bool,
+    n_owned: int,
+    cutoff: float,
+    system: torch.Tensor,
+    n_systems: int,
+    derive: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sum the energies of `dispersion` by system.
+
+    Pairs are within a system, so the derivatives of the sum of all energies are, times the systems' weights, those of
+    any weighted sum: they are computed in the same pass, and nobody has to look at weights.
+
+    Parameters
+    ----------
+    system : Tensor, shape (n_local,), int64
+    n_systems : int
     derive : bool
-        Whether to compute derivatives of the sum of all energies in the same pass, which is nearly always what is
-        asked for next; a graph is kept either way.
+        Whether to compute derivatives, which is nearly always what is asked for next; a graph is kept either way.
+    points, cn, species, ...
+        As for `dispersion`.
 
     Returns
     -------
-    energy (n_owned,), eV
+    energy (n_systems,), eV
         Differentiable with respect to `points` and `cn`.
     gradient (n_extended, 3), cn_gradient (n_local,)
         With `derive`; otherwise empty. Not differentiable.
     """
     tensors = (points, cn, species, reference_cn, reference_c6, pairs)
     edges = (splits, senders, rows, half, n_owned, cutoff)
-    return _energies(points.new_ones(n_owned), *tensors, *edges, derive)
+    energies, *derivatives = _energies(points.new_ones(n_owned), *tensors, *edges, derive)
+    if n_systems == 1:
+        return (energies.sum()[None], *derivatives)
+    return (energies.new_zeros(n_systems).index_add_(0, system[:n_owned], energies), *derivatives)
 
 
 @torch.library.custom_op("nvdd_dftd3::dispersion_gradient", mutates_args=())
@@ -190,10 +226,15 @@ def _(weight: torch.Tensor, points: torch.Tensor, *rest: Any) -> torch.Tensor:
 
 
 @dispersion.register_fake
+def _(points: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return points.new_empty(rest[-2])
+
+
+@system_energy.register_fake
 def _(points: torch.Tensor, cn: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    n_owned, _, derive = rest[-3:]
+    n_systems, derive = rest[-2:]
     n, n_local = (points.shape[0], cn.shape[0]) if derive else (0, 0)
-    return points.new_empty(n_owned), points.new_empty((n, 3)), points.new_empty(n_local)
+    return points.new_empty(n_systems), points.new_empty((n, 3)), points.new_empty(n_local)
 
 
 @dispersion_gradient.register_fake
@@ -208,10 +249,15 @@ def _keep_coordination(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) 
     ctx.rest = inputs[5:]
 
 
-def _keep_dispersion(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+def _keep_dispersion(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:9])
+    ctx.rest = inputs[9:]
+
+
+def _keep_system_energy(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:9], *output[1:])
-    ctx.rest, ctx.derived = inputs[9:12], inputs[12]
+    ctx.save_for_backward(*inputs[:9], inputs[12], *output[1:])
+    ctx.rest, ctx.n_systems, ctx.derived = inputs[9:12], *inputs[13:]
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -229,15 +275,20 @@ def _coordination_backward(ctx: Any, weight: torch.Tensor) -> tuple[Any, ...]:
     return (coordination_gradient(weight, *ctx.saved_tensors, *ctx.rest), *(None,) * 6)
 
 
-def _dispersion_backward(ctx: Any, weight: torch.Tensor | None, *others: Any) -> tuple[Any, ...]:
+def _dispersion_backward(ctx: Any, weight: torch.Tensor) -> tuple[Any, ...]:
+    return (*dispersion_gradient(weight, *ctx.saved_tensors, *ctx.rest), *(None,) * 10)
+
+
+def _system_energy_backward(ctx: Any, weight: torch.Tensor | None, *others: Any) -> tuple[Any, ...]:
     if weight is None:
-        return (None,) * 13
-    *inputs, gradient, cn_gradient = ctx.saved_tensors
+        return (None,) * 15
+    *inputs, system, gradient, cn_gradient = ctx.saved_tensors
+    by_row = weight.expand(system.shape[0]) if ctx.n_systems == 1 else weight.index_select(0, system)
     # what is kept here has no derivatives of its own, so not for a graph that is kept
-    if ctx.derived and not torch.is_grad_enabled() and bool((weight == weight[:1]).all()):
-        scale = weight[:1].sum()  # 0 without rows
-        return (gradient * scale, cn_gradient * scale, *(None,) * 11)
-    return (*dispersion_gradient(weight, *inputs, *ctx.rest), *(None,) * 11)
+    if ctx.derived and not torch.is_grad_enabled():
+        moved = gradient * (weight if ctx.n_systems == 1 else by_row.index_select(0, inputs[8])[:, None])
+        return (moved, cn_gradient * by_row, *(None,) * 13)
+    return (*dispersion_gradient(by_row[: ctx.rest[1]], *inputs, *ctx.rest), *(None,) * 13)
 
 
 def _coordination_gradient_backward(ctx: Any, gradient: torch.Tensor) -> tuple[Any, ...]:
@@ -257,6 +308,7 @@ def _dispersion_gradient_backward(ctx: Any, *gradients: torch.Tensor) -> tuple[A
 
 coordination.register_autograd(_coordination_backward, setup_context=_keep_coordination)
 dispersion.register_autograd(_dispersion_backward, setup_context=_keep_dispersion)
+system_energy.register_autograd(_system_energy_backward, setup_context=_keep_system_energy)
 coordination_gradient.register_autograd(
     _coordination_gradient_backward, setup_context=_keep_coordination_gradient
 )

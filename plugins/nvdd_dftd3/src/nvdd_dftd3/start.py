@@ -20,6 +20,7 @@ from nvdd_core.environment import fallback_cache, one_at_a_time, stderr_without
 
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 _compiled: set[Any] = set()
+_streams: dict[tuple[torch.device, int], Any] = {}
 
 
 def launch(kernel: Any, dim: int, arguments: Sequence[torch.Tensor | float], types: Any) -> None:
@@ -40,9 +41,6 @@ def launch(kernel: Any, dim: int, arguments: Sequence[torch.Tensor | float], typ
         return
     _start()
     device = wp.device_from_torch(first.device)
-    stream = None
-    if first.is_cuda:
-        stream = wp.stream_from_torch(torch.cuda.current_stream(first.device))
     given = [
         wp.from_torch(value.detach(), dtype=kind.dtype, requires_grad=False, return_ctype=True)
         if isinstance(value, torch.Tensor)
@@ -55,8 +53,18 @@ def launch(kernel: Any, dim: int, arguments: Sequence[torch.Tensor | float], typ
         if key in _compiled
         else one_at_a_time(Path(wp.config.kernel_cache_dir) / "nvdd_dftd3.lock")
     ):
-        wp.launch(kernel, dim=dim, inputs=given, device=device, stream=stream)
+        wp.launch(kernel, dim=dim, inputs=given, device=device, stream=_stream(first.device))
     _compiled.add(key)
+
+
+def _stream(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return None
+    stream = torch.cuda.current_stream(device)
+    key = (stream.device, stream.cuda_stream)  # every device has a stream 0
+    if key not in _streams:
+        _streams[key] = wp.stream_from_torch(stream)
+    return _streams[key]
 
 
 @cache

@@ -1,15 +1,12 @@
 """The Lennard-Jones model: options in, energies, forces and virials out.
 
 Key objects: `load` (the plugin's loader), `LennardJones`. Invariant: a model holds no results and no row of
-the system, only what it needs to evaluate the same neighbour list again, which it drops when the list
-changes and never pickles. Layer: plugin.
+the system; what it needs to evaluate a neighbour list again is kept with that list. Layer: plugin.
 """
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from ase.data import chemical_symbols
@@ -85,7 +82,6 @@ class LennardJones:
         self.cutoff = parameters.cutoff
         self._table = torch.from_numpy(parameters.coefficients()).to(self.device)
         self._lookup = torch.from_numpy(parameters.lookup()).to(self.device)
-        self._kept: _Kept | None = None
 
     @property
     def neighbor_form(self) -> str:
@@ -145,10 +141,6 @@ class LennardJones:
 
     __call__ = forward
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to one process and one list."""
-        return {**self.__dict__, "_kept": None}
-
     def _outputs(self, results: PairResults, requested: frozenset[str]) -> dict[str, torch.Tensor]:
         named = {
             "node_energy": results.energy,
@@ -160,9 +152,10 @@ class LennardJones:
 
     def _work(self, batch: LocalBatch) -> PairWork:
         """Return the prepared evaluation of the batch's list, made anew when list, elements or systems changed."""
-        kept = self._kept
+        kept: _Kept | None = batch.neighbors.kept.get(self)
         if kept is None or not kept.serves(batch):
-            self._kept = kept = _Kept.of(batch, PairWork(self._prepare(batch)))
+            kept = _Kept.of(batch, PairWork(self._prepare(batch)))
+            batch.neighbors.kept[self] = kept
         return kept.work
 
     def _prepare(self, batch: LocalBatch) -> PairRows:
@@ -238,9 +231,8 @@ class LennardJones:
 
 @dataclass(frozen=True, eq=False)
 class _Kept:
-    """A prepared evaluation and what it was prepared for; the list is not kept alive."""
+    """A prepared evaluation of a list, and the elements and systems that it was prepared for."""
 
-    neighbors: weakref.ref[NeighborList]
     numbers: torch.Tensor
     version: int
     n_systems: int
@@ -250,13 +242,12 @@ class _Kept:
     def of(cls, batch: LocalBatch, work: PairWork) -> _Kept:
         """Remember what `serves` compares."""
         numbers = batch.numbers
-        return cls(weakref.ref(batch.neighbors), numbers, numbers._version, batch.n_systems, work)
+        return cls(numbers, numbers._version, batch.n_systems, work)
 
     def serves(self, batch: LocalBatch) -> bool:
-        """Whether list, elements and systems are those that were prepared for."""
+        """Whether elements and systems are those that were prepared for."""
         return (
-            self.neighbors() is batch.neighbors
-            and self.numbers is batch.numbers
+            self.numbers is batch.numbers
             and self.version == batch.numbers._version
             and self.n_systems == batch.n_systems
         )

@@ -19,7 +19,7 @@ import warp as wp
 from nvdd_core.environment import fallback_cache, one_at_a_time, stderr_without
 
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
-_streams: dict[int, Any] = {}
+_streams: dict[tuple[torch.device, int], Any] = {}
 
 
 @cache
@@ -46,9 +46,10 @@ def warp_stream(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     stream = torch.cuda.current_stream(device)
-    if stream.cuda_stream not in _streams:
-        _streams[stream.cuda_stream] = wp.stream_from_torch(stream)
-    return _streams[stream.cuda_stream]
+    key = (stream.device, stream.cuda_stream)  # every device has a stream 0
+    if key not in _streams:
+        _streams[key] = wp.stream_from_torch(stream)
+    return _streams[key]
 
 
 def descriptor(tensor: torch.Tensor, dtype: Any) -> Any:

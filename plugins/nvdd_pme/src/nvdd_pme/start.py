@@ -24,7 +24,7 @@ BLOCK = 128
 _NO_DRIVER = b"Could not find or load the NVIDIA CUDA driver"
 _TYPES = {torch.float64: wp.float64, torch.int32: wp.int32, torch.int64: wp.int64}
 _compiled: set[tuple[Any, str]] = set()
-_streams: dict[int, Any] = {}
+_streams: dict[tuple[torch.device, int], Any] = {}
 
 
 def array(dtype: Any) -> Any:
@@ -65,9 +65,10 @@ def _stream(device: torch.device) -> Any:
     if device.type != "cuda":
         return None
     stream = torch.cuda.current_stream(device)
-    if stream.cuda_stream not in _streams:
-        _streams[stream.cuda_stream] = wp.stream_from_torch(stream)
-    return _streams[stream.cuda_stream]
+    key = (stream.device, stream.cuda_stream)  # every device has a stream 0
+    if key not in _streams:
+        _streams[key] = wp.stream_from_torch(stream)
+    return _streams[key]
 
 
 @cache
