@@ -50,6 +50,9 @@ class DomainContext:
         What the handlers do after a scatter into local rows.
     rows : RowScope
         What a ShardTensor of local rows is made with.
+    may_move : float
+        How far (Angstrom) a row may be from where it was when the neighbour list was made; results with one further
+        away are thrown away.
     """
 
     is_distributed: bool = False
@@ -58,6 +61,7 @@ class DomainContext:
     strategy: StrategyKind = StrategyKind.HALO
     scatter: ScatterMode = ScatterMode.LOCAL
     rows: RowScope = _NO_ROWS
+    may_move: float = 0.0
 
     @property
     def n_owned(self) -> int | None:

@@ -538,7 +538,8 @@ class DistributedModel:
     def _context(self) -> DomainContext:
         domain, scatter = self.domain, self.spec.dispatch_rules.scatter
         scattered = self.mesh.size > 1
-        return DomainContext(scattered, self.mesh, domain.plan, self.config.strategy, scatter, self._scope())
+        strategy, may_move = self.config.strategy, 0.5 * self.config.skin
+        return DomainContext(scattered, self.mesh, domain.plan, strategy, scatter, self._scope(), may_move)
 
     def _scope(self) -> RowScope:
         return RowScope(self._halo, self._halo_config, self.spec, self.domain.cell.shape[0])

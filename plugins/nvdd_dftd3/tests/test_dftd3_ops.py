@@ -81,7 +81,7 @@ def _pad(some, points):
 @pytest.mark.parametrize("n_owned", [1, 3])
 def test_sums_by_system(form, n_systems, n_owned):
     """Energies and derivatives of weighted sums, derived beforehand or not, against those of the rows."""
-    points, radii, tables, edges, n = arguments(form, n_owned, receivers_are_all=True)
+    points, radii, tables, edges, _ = arguments(form, n_owned, receivers_are_all=True)
     if n_systems == 2:  # edges between the two systems don't count
         points, radii, tables, edges = twice(points, radii, tables, edges)
     system = torch.arange(n_systems).repeat_interleave(3)

@@ -1,8 +1,8 @@
 """Coordination numbers and dispersion energies as torch operators.
 
 Key objects: `coordination` (``nvdd_dftd3::coordination``) and `dispersion` (``nvdd_dftd3::dispersion``), with
-their derivatives ``..._gradient``, and `system_energy`, the sums of the latter. Invariant: all have first derivatives with respect to everything that
-depends on positions, by kernels, and higher ones in plain torch. Layer: plugin.
+their derivatives ``..._gradient``, and `system_energy`, sums of the latter. Invariant: all have first derivatives with
+respect to everything that depends on positions, by kernels, and higher ones in plain torch. Layer: plugin.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Key objects: `parse_charges`, `Charges`. Layer: plugin.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,16 +84,11 @@ class Charges:
         for number, charge in self.by_number.items():
             table[number] = charge
         self._table = table
-        self._seen: tuple[weakref.ref[torch.Tensor], int] | None = None
 
     @property
     def fields(self) -> frozenset[str]:
         """Fields of the batch that the option stands for."""
         return frozenset(COLUMNS if self.by_number else ())
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to one process."""
-        return {**self.__dict__, "_seen": None}
 
     def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
         """Raise InputError for an element without a charge, where the option says what elements have."""
@@ -117,10 +111,9 @@ class Charges:
         Raises
         ------
         InputError
-            When there are none, or two sources of them, or a column has another shape or a value that is not finite.
+            When there are none, or two sources of them, or a column has another shape.
         """
-        name = next((name for name in COLUMNS if name in batch.fields), None)
-        given = None if name is None else batch.fields[name]
+        name, given = self._given(batch)
         computed = given is not None and given.requires_grad  # what is read from a file is not
         if self.by_number:
             if computed:
@@ -132,9 +125,11 @@ class Charges:
         if name is None or given is None:
             raise InputError(f"{self.model}: the atoms have no charges: {_HOW}")
         self._check_shape(name, given, batch)
-        if not computed:
-            self._check_finite(name, given, batch)
         return given.double()
+
+    def _given(self, batch: LocalBatch) -> tuple[str | None, torch.Tensor | None]:
+        name = next((name for name in COLUMNS if name in batch.fields), None)
+        return name, None if name is None else batch.fields[name]
 
     def _of(self, numbers: torch.Tensor) -> torch.Tensor:
         if self._table.device != numbers.device:
@@ -149,9 +144,10 @@ class Charges:
                 f"{batch.n_local} local rows"
             )
 
-    def _check_finite(self, name: str, given: torch.Tensor, batch: LocalBatch) -> None:
-        """Look at a column once, not in every step."""
-        if self._seen is not None and self._seen[0]() is given and self._seen[1] == given._version:
+    def check_column(self, batch: LocalBatch) -> None:
+        """Raise InputError for a charge of the structure file that is not finite; reads back from a device."""
+        name, given = self._given(batch)
+        if self.by_number or given is None or given.requires_grad:
             return
         bad = ~torch.isfinite(given[: batch.n_owned].double())
         if bool(bad.any()):
@@ -159,4 +155,3 @@ class Charges:
             raise InputError(
                 f"{self.model}: the charge of atom {first} (column '{name}') is not finite; mend the file"
             )
-        self._seen = (weakref.ref(given), given._version)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import math
-import weakref
 from collections.abc import Callable
-from functools import cached_property, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import ase.units
 import torch
@@ -120,7 +119,7 @@ class LongRange(Protocol):
         ...
 
     def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
-        """Make a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, to be called with one cell only."""
+        """Make a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, for one cell and one neighbour list."""
         ...
 
 
@@ -191,7 +190,6 @@ class Coulomb:
         self.chosen: tuple[Splitting, ...] = ()
         self._charges = Charges(name, parse_charges(name, charges))
         self._long_range = long_range
-        self._lists: _Lists | None = None
 
     @property
     def neighbor_form(self) -> str:
@@ -202,10 +200,6 @@ class Coulomb:
     def given_fields(self) -> frozenset[str]:
         """See `nvdd_core.runtime.Model`."""
         return self._charges.fields
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to one process and one list."""
-        return {**self.__dict__, "_lists": None}
 
     def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
         """Return what the model needs under a strategy."""
@@ -279,7 +273,7 @@ class Coulomb:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return places and charges of the extended rows."""
         positions, system = to_local(batch.positions).double(), to_local(batch.system)
-        points = lists.edges.extend(positions, batch.cell.double(), system)
+        points = owned_receivers(batch.neighbors).extend(positions, batch.cell.double(), system)
         return points, charges[lists.rows]
 
     def _reciprocal(
@@ -295,17 +289,19 @@ class Coulomb:
     # -- what is chosen and kept -----------------------------------------------------------------------------------
 
     def _lists_of(self, batch: LocalBatch) -> _Lists:
-        """Return what is kept with the neighbour list, and look at cells when there is a new one.
+        """Return what is kept with the neighbour list, and look at cells and charges when there is a new one.
 
-        A list is made anew whenever a cell or its boundaries change, so that a step without a new one reads nothing
-        back from a device.
+        A list is made anew whenever a cell, its boundaries or a column of the structure changes, so that a step
+        without a new one reads nothing back from a device.
         """
-        if self._lists is None or self._lists.given() is not batch.neighbors:
+        lists: _Lists | None = batch.neighbors.kept.get(self)
+        if lists is None:
             self._refuse_open(batch)
+            self._charges.check_column(batch)
             self._choose(batch)
             engines = tuple(self._long_range.engine(chosen) for chosen in self.chosen)
-            self._lists = _Lists(batch, engines)
-        return self._lists
+            lists = batch.neighbors.kept[self] = _Lists(batch, engines)
+        return lists
 
     def _refuse_open(self, batch: LocalBatch) -> None:
         periodic = batch.pbc.all(1).tolist()
@@ -329,12 +325,8 @@ class _Lists:
 
     Attributes
     ----------
-    given : weak reference
-        The list that this was made for.
-    edges : NeighborList
-        The list in use.
     rows, system : Tensor, shape (n_extended,), int64
-        Local row and system of each of its extended rows.
+        Local row and system of each extended row of `owned_receivers`.
     owned : tuple of slice or Tensor
         Owned rows of each system.
     engines : tuple of callable
@@ -343,18 +335,13 @@ class _Lists:
     """
 
     def __init__(self, batch: LocalBatch, engines: tuple[Callable[..., torch.Tensor], ...]) -> None:
-        self.given, self.engines = weakref.ref(batch.neighbors), engines
-        self.edges = owned_receivers(batch.neighbors)
-        self.rows = self.edges.extended_rows
+        self.engines = engines
+        edges = owned_receivers(batch.neighbors)
+        self.rows = edges.extended_rows
         system = to_local(batch.system)
         self.system = system[self.rows]
         self.owned: tuple[slice | torch.Tensor, ...] = (slice(batch.n_owned),)
         if batch.n_systems > 1:
             mine = system[: batch.n_owned]
             self.owned = tuple((mine == s).nonzero()[:, 0] for s in range(batch.n_systems))
-        self.energy = Pairs.for_energy(self.edges)
-
-    @cached_property
-    def potential(self) -> Pairs:
-        """See `Pairs.for_potential`."""
-        return Pairs.for_potential(self.edges)
+        self.energy, self.potential = Pairs.for_energy(edges), Pairs.for_potential(edges)

@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import frequencies, half_weights, inverted, spline_damping
+from nvdd_pme.reciprocal import frequencies, half_weights, inverted, spline_damping, volume_of
 from nvdd_pme.slabs import shares
 
 _CHUNK = 1 << 17  # places at a time: a few arrays of them fit into a core's cache
 _GPU_CHUNK = 1 << 22
 
 
-@functools.lru_cache(maxsize=32)
+@functools.cache  # for good, since captured evaluations read it
 def _axis(n: int, order: int, half: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return frequency and factor of each place of an axis."""
     m = torch.arange(n // 2 + 1, dtype=torch.float64, device=device) if half else frequencies(n, device)
@@ -259,13 +259,13 @@ class Modes:
     def energy(self, columns: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
         """Return the block's share of the energy (), differentiable to any order for `columns` and `cell`."""
         made: torch.Tensor = mode_energy(columns, _metric(cell), *self._block())
-        share: torch.Tensor = made / torch.linalg.det(cell).abs()
+        share: torch.Tensor = made / volume_of(cell)
         return share
 
     def field(self, columns: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
         """Return the energy's gradient for `columns`, differentiable to any order."""
         made: torch.Tensor = mode_field(columns, _metric(cell), cell.new_zeros((0, 3, 3)), 0, *self._block())
-        field: torch.Tensor = made * (2.0 / torch.linalg.det(cell).abs())
+        field: torch.Tensor = made * (2.0 / volume_of(cell))
         return field
 
     def _block(self) -> Block:

@@ -65,8 +65,11 @@ class Pairs:
 
     @classmethod
     def _of(cls, neighbors: NeighborList, to_receiver: torch.Tensor, to_sender: torch.Tensor) -> Pairs:
-        splits = neighbors.row_splits[: neighbors.n_owned + 1].contiguous()
-        return cls(splits, neighbors.senders.contiguous(), to_receiver, to_sender)
+        splits, senders = neighbors.row_splits, neighbors.senders
+        if neighbors.n_receivers > neighbors.n_owned:
+            splits = splits[: neighbors.n_owned + 1]
+            senders = senders[: int(splits[-1])]
+        return cls(splits.contiguous(), senders.contiguous(), to_receiver, to_sender)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors in the order in which operators take them."""
@@ -123,7 +126,7 @@ def pair_potential(
 
 @dataclass(frozen=True)
 class _Edges:
-    """Edges within the cutoff, for torch operations."""
+    """Edges for torch operations; one beyond the cutoff counts for neither end."""
 
     receivers: torch.Tensor
     senders: torch.Tensor
@@ -133,13 +136,13 @@ class _Edges:
     @classmethod
     def within(cls, points: torch.Tensor, pairs: tuple[torch.Tensor, ...], cutoff: float) -> _Edges:
         row_splits, senders, to_receiver, to_sender = pairs
-        counts = row_splits.diff().long()
-        receivers = torch.repeat_interleave(torch.arange(counts.shape[0], device=points.device), counts)
-        senders = senders[: receivers.shape[0]].long()
-        with torch.no_grad():
-            near = (points[senders] - points[receivers]).square().sum(1) < cutoff * cutoff
-        receivers, senders = receivers[near], senders[near]
-        return cls(receivers, senders, to_receiver[senders], to_sender[senders])
+        rows = torch.arange(row_splits.shape[0] - 1, device=points.device)
+        receivers = rows.repeat_interleave(row_splits.diff().long(), output_size=senders.shape[0])
+        senders = senders.long()
+        with torch.no_grad():  # no mask: its size would have to be waited for
+            far = (points[senders] - points[receivers]).square().sum(1) >= cutoff * cutoff
+        parts = (part[senders].masked_fill(far, 0.0) for part in (to_receiver, to_sender))
+        return cls(receivers, senders, *parts)
 
 
 def _kernel_and_slope(points: torch.Tensor, edges: _Edges, alpha: float) -> tuple[torch.Tensor, torch.Tensor]:

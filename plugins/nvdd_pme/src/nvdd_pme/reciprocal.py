@@ -12,7 +12,7 @@ Layer: plugin.
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -82,9 +82,20 @@ def n_ranks() -> int:
 
 
 def inverted(cell: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of a cell, without waiting for a GPU to tell whether there is one: cells were checked."""
-    inverse: torch.Tensor = torch.linalg.inv_ex(cell).inverse
-    return inverse
+    """Return the inverse of a cell, by cross products: a library's may wait for a GPU, and cells were checked."""
+    normals, volume = _normals(cell)
+    return normals.T / volume
+
+
+def volume_of(cell: torch.Tensor) -> torch.Tensor:
+    """Return the volume of a cell ()."""
+    return _normals(cell)[1].abs()
+
+
+def _normals(cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return b x c, c x a, a x b (3, 3) of lattice vectors a, b, c, and their determinant ()."""
+    normals = torch.linalg.cross(cell.roll(-1, 0), cell.roll(-2, 0))
+    return normals, (cell[0] * normals[0]).sum()
 
 
 def mesh_points(positions: torch.Tensor, cell: torch.Tensor, mesh: tuple[int, int, int]) -> torch.Tensor:
@@ -103,7 +114,7 @@ def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
     return places.round()
 
 
-@lru_cache(maxsize=32)
+@cache  # for good, since captured evaluations read it
 def spline_damping(n: int, order: int, device: torch.device) -> torch.Tensor:
     """Return what undoes, in the energy, that charges were spread with splines, at each place of a transform, (n,).
 
@@ -148,7 +159,7 @@ def influence(
     for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
         along = [-1 if a == axis else 1 for a in range(3)]
         damping = damping * spline_damping(n, order, m.device)[: len(m)].view(along)
-    g: torch.Tensor = damping * green(k2, torch.linalg.det(cell).abs(), alpha)
+    g: torch.Tensor = damping * green(k2, volume_of(cell), alpha)
     return g
 
 

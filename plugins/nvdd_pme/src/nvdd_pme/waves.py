@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import green, inverted, n_ranks, squared_lengths, sum_over_ranks
+from nvdd_pme.reciprocal import green, inverted, n_ranks, squared_lengths, sum_over_ranks, volume_of
 
 _BLOCK = 1 << 22
 """Numbers in a block of phases: 32 MB."""
@@ -110,7 +110,13 @@ _values.register_autograd(_backward_values, setup_context=_save)
 
 
 class WaveSum:
-    """The reciprocal part of the Ewald sum: structure factors of owned rows, summed over ranks once, then squared."""
+    """The reciprocal part of the Ewald sum: structure factors of owned rows, summed over ranks once, then squared.
+
+    Wave vectors are chosen in the first call and kept: an object is for one cell.
+    """
+
+    def __init__(self) -> None:
+        self._frequency: torch.Tensor | None = None
 
     def __call__(
         self,
@@ -128,11 +134,13 @@ class WaveSum:
         Wave vectors are those up to `k_cutoff` (1/Angstrom) of the cell as it is without a strain that is being
         differentiated; `reach` is the largest frequency along each axis.
         """
-        frequency = half_space(cell.detach(), reach, k_cutoff)
+        if self._frequency is None:
+            self._frequency = half_space(cell.detach(), reach, k_cutoff)
+        frequency = self._frequency
         points = positions @ inverted(cell)
         total = sum_over_ranks(wave_sums(points, charges, frequency))
         k2 = squared_lengths(cell, *frequency.unbind(1))
-        g = green(k2, torch.linalg.det(cell).abs(), alpha)
+        g = green(k2, volume_of(cell), alpha)
         g = torch.cat([g[:1], 2.0 * g[1:]])  # k and -k
         if potential:
             return wave_values(points, 2.0 * g[:, None] * total, frequency)
