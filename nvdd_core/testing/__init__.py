@@ -88,6 +88,7 @@ from nvdd_core.testing.spec_checks import (
     assert_spec_round_trip,
     assert_specs_reach_workers,
 )
+from nvdd_core.testing.steady_checks import check_capturable, refuse_waiting
 from nvdd_core.testing.structures import chain, default_structures
 from nvdd_core.testing.suites import AdapterSuite, DistributedSuite, ModelSuite, PluginSuite, SpecSuite
 from nvdd_core.testing.symmetry_checks import (
@@ -168,11 +169,13 @@ __all__ = [
     "assert_uneven_split",
     "assert_unknown_element_refused",
     "chain",
+    "check_capturable",
     "close_pools",
     "default_structures",
     "evaluate",
     "no",
     "only",
     "overrides",
+    "refuse_waiting",
     "run",
 ]

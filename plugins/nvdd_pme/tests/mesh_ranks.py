@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from math import comb, factorial
 
 import numpy as np
+import pme_kit as kit
 import torch
 
 from nvdd_core.comm import Mesh
+from nvdd_core.runtime import DomainContext
+from nvdd_core.runtime.context import enter_context
+from nvdd_core.testing import check_capturable
+from nvdd_pme.model import load_pme
 from nvdd_pme.reciprocal import ReplicatedMesh
 from nvdd_pme.sharded import ShardedMesh
 from tests.cases.ranks import mesh as ranks_of_test
@@ -102,9 +107,12 @@ class Case:
         return turns == group.rank
 
 
-def derivatives(case: Case, engine, group: Mesh, potential: bool = False) -> list[torch.Tensor]:
+def derivatives(
+    case: Case, engine, group: Mesh, potential: bool = False, steps: np.ndarray | float = 0.0
+) -> list[torch.Tensor]:
     """Energy (or potentials), its gradients for positions, charges and cell, and a second derivative for each."""
     pos, q = (torch.tensor(v) for v in charges())
+    pos = pos + torch.as_tensor(steps)
     cell = torch.tensor(CELL)
     mine = case.owned(len(q), group)
     leaves = [t.clone().requires_grad_() for t in (pos[mine], q[mine], cell)]
@@ -141,6 +149,41 @@ def worst_differences(cases: list[Case]) -> list[tuple[Case, bool, float]]:
             scaled = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True)]
             found.append((case, potential, max(scaled)))
     return found
+
+
+def worst_after_steps(case: Case, furthest: float) -> list[tuple[bool, float, int, bool]]:
+    """Sharded, where charges have moved up to `furthest` since the first call, against the replicated engine.
+
+    For energies and potentials: the worst difference, how often ranks told each other how many rows they send after
+    the first call, and whether it shows that one charge moves further than was said.
+    """
+    group, found = ranks_of_test(), []
+    normal = np.linalg.inv(CELL)[:, 0] / np.linalg.norm(np.linalg.inv(CELL)[:, 0])
+    n = len(charges()[1])
+    for potential in (False, True):
+        engine, worst = ShardedMesh(group), 0.0
+        with enter_context(DomainContext(may_move=furthest)):
+            derivatives(case, engine, group, potential)
+        before = group.counter.snapshot()
+        for way in (1.0, -1.0, 0.3):
+            steps = furthest * np.outer(way * (-1.0) ** np.arange(n), normal)
+            got = derivatives(case, engine, group, potential, steps)
+            want = derivatives(Case(case.mesh), ReplicatedMesh(), Mesh.single(), potential, steps)
+            worst = max(
+                [worst, *(float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True))]
+            )
+        told = group.counter.since(before).calls.get("all_gather", 0)
+        steps = np.outer(np.arange(n) == 5, 1.1 * furthest * normal)
+        seen = bool(derivatives(case, engine, group, potential, steps)[0].isnan().all())
+        found.append((potential, worst, told, seen))
+    return found
+
+
+def capturable(engine: str, outputs: frozenset[str]) -> bool:
+    """Whether the check of the kit passes on every rank."""
+    atoms = kit.disordered(4, skew=0.2, seed=3)
+    check_capturable(load_pme(**kit.CPU, cutoff=6.0, engine=engine), atoms, outputs, ranks_of_test())
+    return True
 
 
 def evaluate(case: Case) -> list[np.ndarray]:

@@ -46,6 +46,18 @@ def test_equals_the_replicated_mesh(rank_pool, monkeypatch, world: int, shared: 
             assert difference < 1e-12, (case, potential)
 
 
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(
+    "case", [Case((12, 10, 8)), Case((11, 13, 9), owners="last has none"), Case((3, 2, 5))], ids=str
+)
+def test_charges_that_moved(rank_pool, world: int, case: Case) -> None:
+    """Where they go was found before; while they move less than was said it is right, and further is seen."""
+    for answer in rank_pool(world).run(on_rank.worst_after_steps, case, 0.7):
+        for potential, worst, told, seen in answer:
+            assert worst < 1e-12, potential
+            assert (told, seen) == (0, True), potential
+
+
 @pytest.mark.parametrize("case", [Case((9, 8, 7), 4), Case((8, 6, 10), 5)], ids=str)
 def test_energy_against_the_whole_mesh_in_numpy(rank_pool, case: Case) -> None:
     pos, q = on_rank.charges()

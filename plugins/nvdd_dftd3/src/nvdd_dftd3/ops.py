@@ -152,10 +152,12 @@ def system_energy(
     """
     tensors = (points, cn, species, reference_cn, reference_c6, pairs)
     edges = (splits, senders, rows, half, n_owned, cutoff)
-    energies, *derivatives = _energies(points.new_ones(n_owned), *tensors, *edges, derive)
+    rows_energy, gradient, cn_gradient = _energies(points.new_ones(n_owned), *tensors, *edges, derive)
     if n_systems == 1:
-        return (energies.sum()[None], *derivatives)
-    return (energies.new_zeros(n_systems).index_add_(0, system[:n_owned], energies), *derivatives)
+        energy = rows_energy.sum()[None]
+    else:
+        energy = rows_energy.new_zeros(n_systems).index_add_(0, system[:n_owned], rows_energy)
+    return energy, gradient, cn_gradient
 
 
 @torch.library.custom_op("nvdd_dftd3::dispersion_gradient", mutates_args=())
