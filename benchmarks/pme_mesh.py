@@ -33,7 +33,7 @@ def on_rank(rank: int, world: int, folder: str, args: argparse.Namespace, name: 
 
     torch.set_num_threads(1)
     mesh = Mesh.single() if world == 1 else Mesh.initialise(rank, world, init_method=f"file://{folder}/meet")
-    engine = ShardedMesh() if name == "sharded" else ReplicatedMesh()
+    engines = {points: ShardedMesh() if name == "sharded" else ReplicatedMesh() for points in (16, args.mesh)}
     generator = torch.Generator().manual_seed(0)
     length, n = 100.0, args.charges
     positions = length * torch.rand(n, 3, dtype=torch.float64, generator=generator)
@@ -45,7 +45,7 @@ def on_rank(rank: int, world: int, folder: str, args: argparse.Namespace, name: 
         cell = (length * torch.eye(3, dtype=torch.float64)).requires_grad_()
         mesh.barrier()
         begun = time.perf_counter()
-        share = engine(x, charges[mine], cell, alpha=0.4, mesh=(points,) * 3, order=5)
+        share = engines[points](x, charges[mine], cell, alpha=0.4, mesh=(points,) * 3, order=5)
         between = time.perf_counter()
         torch.autograd.grad(share, (x, cell))
         mesh.barrier()

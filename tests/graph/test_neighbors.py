@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import ase
 import numpy as np
 import pytest
@@ -220,3 +222,18 @@ def test_pairs_of_few_receivers(n: int, n_receivers: int, cutoff: float) -> None
     ends = torch.stack(pairs.open_pairs(points, cutoff)).sort(0)[0].T.tolist()
     assert sorted(zip(*found, strict=True)) == sorted((i, j) for i, j in ends if i < n_receivers)
     assert found[0] == sorted(found[0])
+
+
+def test_what_is_kept_lives_as_long_as_list_and_user() -> None:
+    class User:
+        pass
+
+    listed, _, _ = build(*HARD["crystal"])
+    first, second = User(), User()
+    listed.kept[first], listed.kept[second] = torch.zeros(1), torch.ones(1)
+    assert float(listed.kept[second]) == 1.0
+    del second
+    assert list(listed.kept.keys()) == [first]
+    held = weakref.ref(listed.kept[first])
+    del listed
+    assert held() is None
