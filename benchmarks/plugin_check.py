@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.spawn import spawn
 
-from benchmarks.mace_check import LIMITS, differences
+from benchmarks.mace_check import LIMITS, differences, settled
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch
 from nvdd_core.spec import StrategyKind
@@ -58,7 +58,7 @@ def evaluate(mesh: Mesh, model: Any, atoms: ase.Atoms, wanted: set[str], strateg
     """Energy, forces (and dE/dq, another column) in the file's order, stress."""
     sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
     wanted = wanted if atoms.pbc.all() else wanted - {"stress"}
-    out = DistributedModel(model, DomainConfig(strategy=strategy, skin=0.2), mesh)(sharded, wanted)
+    out = settled(DistributedModel(model, DomainConfig(strategy=strategy, skin=0.2), mesh), sharded, wanted)
     columns = torch.zeros(sharded.n_global, 4, dtype=torch.float64, device=mesh.device)
     if out.forces is not None:
         columns[sharded.ids, :3] = out.forces

@@ -97,7 +97,9 @@ def main(job: RunJob) -> None:
                 output.prepare_output(job)
                 cut_back(job, folder, start)
                 sys.stderr.write(f"nvdd: {session.sharded.n_global} atoms, {describe(job, session)}\n{note}")
-        runner = DomainParallel(integrator, session.model, make_hooks(job, folder, integrator), capture=job.capture)
+        runner = DomainParallel(
+            integrator, session.model, make_hooks(job, folder, integrator), capture=job.capture
+        )
         session.model.timer.reset()
         before, rebuilds, begun = mesh.counter.snapshot(), session.model.n_rebuilds, time.perf_counter()
         runner.run(session.sharded, job.steps - start, start)

@@ -22,8 +22,8 @@ from nvdd_core.partition import apply_by_segment
 Edges = tuple[torch.Tensor, torch.Tensor]
 """``edge_index`` (2, E) int64, sender and receiver, and ``shifts`` (E, 3) int64 of the sender in whole cells."""
 
-# Room for pairs that come closer before the next rebuild.
-_SPARE_SHARE, _SPARE = 128, 64
+# Room for pairs that come closer before the next rebuild: a share of all, and some.
+LEAST_SPARE, MOST_SPARE, _SOME = 1 / 64, 1 / 8, 64
 
 
 class EdgeList(Protocol):
@@ -40,6 +40,7 @@ class _Choice:
     listed: Edges
     count: int
     kept: Edges | None = None
+    moves: torch.Tensor | None = None  # (E, 3), what the shifts of the listed edges are in Angstrom
 
 
 class NearEdges:
@@ -79,7 +80,8 @@ class NearEdges:
         if choice is not None and choice.kept is not None:
             return choice.kept
         listed = neighbors.coo()
-        near = (~_beyond(listed, positions, cell, system, cutoff)).nonzero()[:, 0]
+        moves = _moves(listed, positions, cell, system)
+        near = (~_beyond(listed[0], moves, positions, cutoff)).nonzero()[:, 0]
         self._choices[key] = _Choice(listed, int(near.shape[0]))
         return listed[0].index_select(1, near), listed[1].index_select(0, near)
 
@@ -91,11 +93,11 @@ class NearEdges:
         self._lists.append(neighbors)
         return len(self._lists) - 1
 
-    def keep(self) -> None:
-        """From now on give what `refresh` chose last, as many edges as there are now and some to spare."""
+    def keep(self, spare: float = LEAST_SPARE) -> None:
+        """From now on give what `refresh` chose last, as many edges as there are now and a share to spare."""
         for choice in self._choices.values():
-            (index, shifts), spare = choice.listed, choice.count // _SPARE_SHARE + _SPARE
-            size = min(int(index.shape[1]), choice.count + spare)
+            index, shifts = choice.listed
+            size = min(int(index.shape[1]), choice.count + int(spare * choice.count) + _SOME)
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
     def fits(self, other: NearEdges) -> bool:
@@ -104,7 +106,9 @@ class NearEdges:
             return False
         for key, choice in self._choices.items():
             new, size = other._choices[key], 0 if choice.kept is None else choice.kept[1].shape[0]
-            if not new.count <= size <= new.listed[1].shape[0]:
+            listed = new.listed[1].shape[0]
+            needed = min(listed, new.count + int(0.25 * LEAST_SPARE * new.count))
+            if not needed <= size <= listed:
                 return False
         return True
 
@@ -119,7 +123,11 @@ class NearEdges:
     def adopt(self, other: NearEdges) -> None:
         """Choose from the lists of `other` from now on, into the tensors kept here."""
         for key, choice in self._choices.items():
-            choice.listed, choice.count = other._choices[key].listed, other._choices[key].count
+            choice.listed, choice.count, choice.moves = (
+                other._choices[key].listed,
+                other._choices[key].count,
+                None,
+            )
 
     def refresh(self, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:
         """Choose anew, in place.
@@ -134,21 +142,35 @@ class NearEdges:
             if choice.kept is None:
                 continue
             (index, shifts), (kept_index, kept_shifts) = choice.listed, choice.kept
-            beyond = _beyond(choice.listed, positions, cell, system, cutoff)
+            if choice.moves is None:  # the cell stays until the next rebuild
+                choice.moves = _moves(choice.listed, positions, cell, system)
             size = kept_shifts.shape[0]
-            chosen = torch.sort(beyond.byte(), stable=True).indices[:size]
-            torch.index_select(index, 1, chosen, out=kept_index)
-            torch.index_select(shifts, 0, chosen, out=kept_shifts)
-            missing = missing + ((~beyond).sum() - size).clamp_min(0)
+            chosen, n_near = _near_first(_beyond(index, choice.moves, positions, cutoff))
+            torch.index_select(index, 1, chosen[:size], out=kept_index)
+            torch.index_select(shifts, 0, chosen[:size], out=kept_shifts)
+            missing = missing + (n_near - size).clamp_min(0)
         return missing
 
 
-@torch.no_grad()
+def _moves(edges: Edges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:
+    """Return by how much each edge's sender is moved, (E, 3), Angstrom."""
+    (sender, _), shifts = edges
+    return apply_by_segment(shifts.to(positions.dtype), cell, system.index_select(0, sender))
+
+
 def _beyond(
-    edges: Edges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor, cutoff: float
+    edge_index: torch.Tensor, moves: torch.Tensor, positions: torch.Tensor, cutoff: float
 ) -> torch.Tensor:
     """Return a mask (E,) of edges that are not shorter than the cutoff."""
-    (sender, receiver), shifts = edges
-    moved = apply_by_segment(shifts.to(positions.dtype), cell, system.index_select(0, sender))
-    vectors = positions.index_select(0, sender).sub_(positions.index_select(0, receiver)).add_(moved)
+    sender, receiver = edge_index
+    vectors = positions.index_select(0, sender).add_(moves).sub_(positions.index_select(0, receiver))
     return vectors.square_().sum(1) >= cutoff**2
+
+
+def _near_first(beyond: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of a mask (E,), those where it is False first, and how many these are, both in order."""
+    every = torch.arange(beyond.shape[0], device=beyond.device)
+    before = torch.cumsum(~beyond, 0)  # near ones up to here
+    n_near = before[-1:].sum()
+    place = torch.where(beyond, n_near + every - before, before - 1)
+    return torch.empty_like(every).scatter_(0, place, every), n_near

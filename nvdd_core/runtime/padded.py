@@ -22,7 +22,7 @@ from nvdd_core.errors import PluginValidationError
 from nvdd_core.runtime.domain import Domain
 from nvdd_core.runtime.near_edges import EdgeList, Edges
 
-# Rows come and go as atoms cross from domain to domain.
+# Rows come and go as they cross from domain to domain.
 _SPARE_SHARE, _SPARE = 64, 16
 
 
@@ -57,9 +57,11 @@ class PaddedDomain:
     mesh : Mesh
     dtype : torch.dtype
         Of positions.
+    spare : float
+        Share of near edges for which there is room beyond those of the domain.
     """
 
-    def __init__(self, domain: Domain, mesh: Mesh, dtype: torch.dtype) -> None:
+    def __init__(self, domain: Domain, mesh: Mesh, dtype: torch.dtype, spare: float) -> None:
         plan, rows = domain.plan, domain.plan.n_owned
         n_owned = _spared(rows) if rows else 0
         send = [_spared(n) if rows and peer != mesh.rank else 0 for peer, n in enumerate(plan.send_splits)]
@@ -76,7 +78,7 @@ class PaddedDomain:
         self.local = torch.zeros((self.plan.n_local, 3), dtype=dtype, device=index.device)
         place = self._place(domain.plan)
         near = domain.near.placed(place, self._lists)
-        near.keep()
+        near.keep(spare)
         fields = {name: self._rows[name] for name in domain.fields}
         self.domain = replace(
             domain,

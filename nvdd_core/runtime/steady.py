@@ -20,13 +20,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 
 from nvdd_core.comm import CommTally, Mesh
 from nvdd_core.errors import InputError
 from nvdd_core.runtime.domain import Domain
+from nvdd_core.runtime.graphs import GraphPool
+from nvdd_core.runtime.near_edges import LEAST_SPARE, MOST_SPARE
 from nvdd_core.runtime.outputs import OUTPUTS, Partial
 from nvdd_core.runtime.padded import PaddedDomain
 from nvdd_core.runtime.sharded import Contents
@@ -38,6 +39,8 @@ CAPTURE_MODES = ("auto", "on", "off")
 _LAUNCH_BOUND = 0.8
 # Captured evaluations keep memory of their own beside that of others.
 _MOST_MEMORY = 0.4
+# Evaluations after which a domain has lived long enough.
+_OLD = 10
 
 Evaluate = Callable[[Domain, torch.Tensor], Partial]
 
@@ -78,14 +81,19 @@ class Steady:
         self._launch_bound: bool | None = (True if mode == "on" else None) if possible else False
         self._unsure = self._launch_bound is None
         self._timing: _Timing | None = None
-        self._pool = torch.cuda.MemPool() if self._captures else None
-        self._stream = torch.cuda.Stream(mesh.device) if self._captures else None
+        self._graphs: GraphPool | None = None
         self._captured: dict[frozenset[str], _Captured] = {}
         self._padded: PaddedDomain | None = None
+        self._evaluated: set[frozenset[str]] = set()  # what was, in the tensors of the place
+        self._spare, self._age = LEAST_SPARE, 0
         self.begin()
 
     def begin(self) -> None:
         """Forget the domain before: a new one is built."""
+        # edges that came near ended a domain soon: more room is cheaper than a capture for each
+        young = 0 < self._age < _OLD
+        self._spare = min(MOST_SPARE, 2.0 * self._spare) if young else LEAST_SPARE
+        self._age = 0
         self._place: PaddedDomain | _Still | None = None
         self._seen: Contents | None = None
         self._missing: torch.Tensor | None = None
@@ -123,7 +131,8 @@ class Steady:
         fits = [n for (n,) in self.mesh.all_gather_ints([int(padded is not None and padded.fits(domain))])]
         if padded is None or not all(fits):
             self._captured.clear()
-            padded = self._padded = PaddedDomain(domain, self.mesh, dtype)
+            self._evaluated.clear()
+            padded = self._padded = PaddedDomain(domain, self.mesh, dtype, self._spare)
         padded.load(domain)
         return padded
 
@@ -136,23 +145,27 @@ class Steady:
         evaluate: Evaluate,
     ) -> Partial:
         """Return what ``evaluate(domain, local positions)`` gives of `wanted` (collective)."""
-        repeated = wanted == self._last
+        first, repeated = self._last is None, wanted == self._last
         if repeated:
             self._decide()
+        self._age += 1
         self.update(domain, positions, dtype)
         self._last, place = wanted, self._place
         if place is None or (self._pads and wanted - frozenset(OUTPUTS)):
-            with self._timed():
+            with nullcontext() if first else self._timed():
                 return evaluate(domain, domain.plan.forward((positions - domain.offset).to(dtype)))
-        if self._captures and wanted not in self._captured and (repeated or self._pads):
+        # before a capture kernels must have been chosen, and what is kept made
+        ready = wanted in self._evaluated if self._pads else repeated
+        if self._captures and wanted not in self._captured and ready:
             self._capture(wanted, lambda: evaluate(place.domain, place.local))
         if wanted in self._captured:
             return _own(self._replayed(self._captured[wanted]), domain.plan.n_owned, copy=True)
+        self._evaluated.add(wanted)
         return _own(evaluate(place.domain, place.local), domain.plan.n_owned)
 
     def _timed(self) -> AbstractContextManager[None]:
-        """Time an evaluation after the first of a domain, where it isn't known yet what takes the time."""
-        if self._launch_bound is not None or self._last is None:
+        """Time an evaluation where it isn't known yet what takes the time; the first of a domain does more."""
+        if self._launch_bound is not None:
             return nullcontext()
         self._timing = _Timing()
         return self._timing
@@ -166,13 +179,10 @@ class Steady:
     def _capture(self, wanted: frozenset[str], evaluate: Callable[[], Partial]) -> None:
         """Capture an evaluation; where that can't be done, say so and don't try again."""
         counter, before = self.mesh.counter, self.mesh.counter.snapshot()
-        graph = torch.cuda.CUDAGraph()
         try:
-            partial = self._recorded(graph, evaluate)
-        except (
-            Exception
-        ) as error:  # whatever it is: the evaluation that follows raises what is the model's own
-            counter.restore(before)
+            self._graphs = self._graphs or GraphPool(self.mesh.device)
+            graph, partial = self._graphs.capture(evaluate)
+        except Exception as error:  # what is the model's own the evaluation that follows raises again
             self._captures = False
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             warnings.warn(
@@ -180,37 +190,9 @@ class Steady:
                 "on without, at the cost of its launches",
                 stacklevel=2,
             )
-            return
-        tally = counter.since(before)
+        else:
+            self._captured[wanted] = _Captured(graph, partial, counter.since(before))
         counter.restore(before)
-        self._captured[wanted] = _Captured(graph, partial, tally)
-
-    def _recorded(self, graph: torch.cuda.CUDAGraph, evaluate: Callable[[], Partial]) -> Partial:
-        if self._stream is None or self._pool is None:
-            raise InputError("this mesh can't capture")
-        current = torch.cuda.current_stream(self.mesh.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            # threads of NCCL ask for events meanwhile, which a capture has to forbid its own thread only
-            pool = cast(Any, self._pool.id)
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                partial = evaluate()
-            except BaseException:
-                self._abandon(graph, self._pool)
-                raise
-            graph.capture_end()
-        current.wait_stream(self._stream)
-        return partial
-
-    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: torch.cuda.MemPool) -> None:
-        """End a capture that failed."""
-        try:
-            graph.capture_end()
-        except (
-            RuntimeError
-        ):  # the error once more, and what torch leaves undone then: its pool would stay open
-            torch._C._cuda_endAllocateToPool(self.mesh.device.index or 0, pool.id)
 
     def _replayed(self, captured: _Captured) -> Partial:
         captured.graph.replay()

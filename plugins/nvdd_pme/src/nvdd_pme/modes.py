@@ -101,7 +101,7 @@ def _chunks(
         k2 = _quadratic(metric, *m)
         has_zero = part.start == 0 and first == 0
         if has_zero:
-            k2[0, 0, 0] = 1.0
+            k2[0, 0, 0].fill_(1.0)
         yield _Chunk(part, m, (dx[part, None], dy, dz), k2, c, has_zero)
 
 
