@@ -1,0 +1,184 @@
+"""Steady evaluations: positions and edges in tensors that stay give the numbers of any other evaluation.
+
+On a CPU nothing is captured, but evaluations run on the same tensors as those that a GPU captures, see
+``tests/runtime/test_capture_gpu.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nvdd_core.dynamics import DomainParallel, VelocityVerlet, initial_velocities
+from nvdd_core.errors import InputError, PluginValidationError
+from nvdd_core.runtime import SPEC_MPNN_HALO, DistributedModel, DomainConfig, LocalBatch, MLIPSpec, near_edges
+from nvdd_core.runtime.padded import PaddedDomain
+from nvdd_core.spec import CompilePolicy, StrategyKind
+from tests.cases.models import Toy2
+from tests.cases.oracle import CUTOFF, fcc
+from tests.cases.ranks import System, collect, mesh, share
+
+
+class Near(Toy2):
+    """Two layers, by the edges within the cutoff only; an atom alone has an energy, so that rows too many show."""
+
+    def __init__(self, *, pads: bool) -> None:
+        super().__init__()
+        self.pads = pads
+        self.edges: list[int] = []
+
+    def distribution_spec(self, strategy: StrategyKind) -> MLIPSpec:
+        return SPEC_MPNN_HALO | MLIPSpec(compile_policy=CompilePolicy(capture=True, pads=self.pads))
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        from nvdd_core.runtime import refresh_neighbors
+
+        (sender, receiver), shifts = batch.near_edges(CUTOFF)
+        self.edges.append(int(receiver.shape[0]))
+        moved = torch.einsum("ei,eij->ej", shifts.to(batch.positions.dtype), batch.cell[batch.system[sender]])
+        r2 = (batch.positions[sender] + moved - batch.positions[receiver]).square().sum(1)
+        w = torch.where(r2 < CUTOFF**2, (1.0 - r2 / CUTOFF**2) ** 2, torch.zeros_like(r2))
+        zeros = batch.positions.new_zeros(batch.n_local)
+        h = refresh_neighbors(zeros.index_add(0, receiver, w))
+        m = zeros.index_add(0, receiver, torch.tanh(0.1 * h[sender]) * w)
+        return 0.01 * m**2 - 1.5
+
+
+class Lister(Near):
+    """Declares pads, but reads the list."""
+
+    def node_energy(self, batch: LocalBatch) -> torch.Tensor:
+        return batch.edge_vectors().square().sum() + batch.positions.new_zeros(batch.n_local)
+
+
+def _systems() -> list[System]:
+    pos, cell = fcc(3, 3, 3)
+    shaken = pos + np.random.default_rng(0).normal(0.0, 0.05, pos.shape)
+    open_one = System(shaken[:20] + 3.0, 40.0 * np.eye(3), (False,) * 3)
+    return [System(shaken, cell, (True, True, True)), open_one]
+
+
+def _walk(capture: str, pads: bool, strategy: StrategyKind, spare: float | None = None) -> dict[str, Any]:
+    """Hot dynamics of two systems: rows migrate, edges come and go."""
+    if spare is not None:
+        near_edges.LEAST_SPARE, near_edges._SOME = spare, 0
+    try:
+        group = mesh()
+        sharded = share(_systems()[:1], group)
+        sharded.rows["velocities"] = initial_velocities(
+            sharded.masses, sharded.ids, 900.0, 1, group.all_reduce_sum_
+        )
+        model = Near(pads=pads)
+        run = DistributedModel(model, DomainConfig(skin=0.4, strategy=strategy), group)
+        info = DomainParallel(VelocityVerlet(4.0), run, capture=capture).run(sharded, 60)
+        return {
+            "energy": info.energy,
+            "pressure": info.pressure_gpa,
+            "positions": collect(sharded.positions, sharded.ids, sharded.n_global, group),
+            "rebuilds": run.n_rebuilds,
+            "edges": model.edges,
+        }
+    finally:
+        near_edges.LEAST_SPARE, near_edges._SOME = 1 / 64, 64
+
+
+@pytest.mark.parametrize("strategy", list(StrategyKind))
+@pytest.mark.parametrize("pads", [True, False])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_same_dynamics_on_tensors_that_stay(
+    rank_pool, world: int, pads: bool, strategy: StrategyKind
+) -> None:
+    right = rank_pool(1).run(_walk, "off", pads, strategy)[0]
+    assert right["rebuilds"] > 3
+    for found in rank_pool(world).run(_walk, "on", pads, strategy):
+        assert abs(found["energy"] - right["energy"]) < 1e-9
+        assert abs(found["pressure"] - right["pressure"]) < 1e-9
+        np.testing.assert_allclose(found["positions"], right["positions"], rtol=0, atol=1e-9)
+        if pads:  # one number of edges serves several domains
+            assert len(set(found["edges"])) < len(found["edges"]) / 2
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_an_edge_too_many_rebuilds(rank_pool, pads: bool) -> None:
+    """Without room to spare an edge that comes near must not be lost."""
+    right = rank_pool(1).run(_walk, "off", pads, StrategyKind.HALO)[0]
+    for found in rank_pool(2).run(_walk, "on", pads, StrategyKind.HALO, 0.0):
+        assert found["rebuilds"] > right["rebuilds"]
+        assert abs(found["energy"] - right["energy"]) < 1e-9
+        np.testing.assert_allclose(found["positions"], right["positions"], rtol=0, atol=1e-9)
+
+
+def _batch(capture: str) -> list[np.ndarray]:
+    group = mesh()
+    sharded = share(_systems(), group)
+    run = DistributedModel(Near(pads=True), DomainConfig(skin=0.4), group)
+    wanted = {"energy", "forces", "stress", "node_energy"}
+    with run.steady(capture):
+        for step in range(4):
+            out = run(sharded, wanted)
+            sharded.positions.add_(0.01 * torch.sin(sharded.ids[:, None] + torch.arange(3.0) + step))
+    rows = [collect(t, sharded.ids, sharded.n_global, group) for t in (out.forces, out.node_energy)]
+    return [out.energy.numpy(), out.stress.numpy(), *rows]
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_several_systems_and_every_output(rank_pool, world: int) -> None:
+    right = rank_pool(1).run(_batch, "off")[0]
+    for found in rank_pool(world).run(_batch, "on"):
+        for a, b in zip(found, right, strict=True):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-11)
+
+
+def _padded() -> tuple[bool, bool, int]:
+    group = mesh()
+    sharded = share(_systems()[:1], group)
+    run = DistributedModel(Near(pads=True), DomainConfig(skin=0.4), group)
+    run(sharded)
+    domain = run.domain
+    padded = PaddedDomain(domain, group, torch.float64, 0.05)
+    padded.load(domain)
+    real = domain.plan.forward(sharded.positions - domain.offset)
+    local = padded.domain.plan.forward(padded.padded(sharded.positions - domain.offset))
+    place = padded._place(domain.plan)
+    same = bool((local[place] == real).all()) and bool((padded.domain.ids[place] == domain.ids).all())
+    return same, padded.fits(domain), int(padded.domain.real.sum()) - sharded.n_owned
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_padded_domain_holds_the_rows(rank_pool, world: int) -> None:
+    for same, fits, surplus in rank_pool(world).run(_padded):
+        assert same
+        assert fits
+        assert surplus == 0
+
+
+def test_a_model_that_reads_the_list_is_refused() -> None:
+    sharded = share(_systems()[:1], mesh())
+    run = DistributedModel(Lister(pads=True), DomainConfig(skin=0.4))
+    with run.steady("on"):
+        run(sharded)
+        with pytest.raises(PluginValidationError, match=r"near_edges\(cutoff\)"):
+            run(sharded)
+
+
+def test_unknown_mode_is_refused() -> None:
+    run = DistributedModel(Near(pads=True), DomainConfig())
+    with pytest.raises(InputError, match="capture is 'yes'; give auto, on or off"), run.steady("yes"):
+        pass
+
+
+def test_outside_a_run_nothing_stays() -> None:
+    """The number of edges follows the positions again."""
+    sharded = share(_systems()[:1], mesh())
+    model = Near(pads=True)
+    run = DistributedModel(model, DomainConfig(skin=0.4))
+    for _ in range(2):
+        with run.steady("on"):
+            for _ in range(3):
+                run(sharded)
+        kept = model.edges[-1]
+        run(sharded)
+        assert model.edges[-1] < kept
