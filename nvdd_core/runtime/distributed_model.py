@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from nvdd_core.adapters import AdapterStatus
-from nvdd_core.comm import Mesh, Pending, agreed, all_reduce_sum_symmetric
+from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
 from nvdd_core.errors import InputError, NumericalError, PluginValidationError, SpecError
 from nvdd_core.partition import apply_by_segment
 from nvdd_core.runtime import outputs as results
@@ -31,6 +31,7 @@ from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, enter_context, keep_graphs
 from nvdd_core.runtime.device_memory import use_growing_segments
 from nvdd_core.runtime.domain import Domain, DomainBuilder, Reach
+from nvdd_core.runtime.elements import check_rows
 from nvdd_core.runtime.mlip_spec import ForceStrategy, MLIPSpec
 from nvdd_core.runtime.model_adapters import ModelAdapters
 from nvdd_core.runtime.model_api import Model, members_of
@@ -180,21 +181,12 @@ class DistributedModel:
         but the rows themselves.
         """
         if check:
-            with agreed(self.mesh):
-                self._check_model(sharded)
+            check_rows(self.model, sharded)
         self._steady.begin()
         self._domain = self._builder.build(sharded, anew=anew)
         self._halo = ParticleHaloMetadata(self._domain.plan)
         self.n_rebuilds += 1
         self.rebuild_is_near = False
-
-    def _check_model(self, sharded: ShardedBatch) -> None:
-        if torch.device(self.model.device).type != sharded.positions.device.type:
-            raise InputError(
-                f"the model is on {self.model.device}, the atoms on {sharded.positions.device}; "
-                "load both on the same device"
-            )
-        self.model.check(sharded.numbers, sharded.ids)
 
     def check_outputs(self, wanted: frozenset[str]) -> None:
         """Raise InputError for outputs that don't exist or that the model lacks."""

@@ -65,6 +65,36 @@ def test_changes_in_place_are_seen(rank_pool) -> None:
         assert np.abs(np.subtract(found, alone)).max() < 1e-8
 
 
+class Picky(TorchLJ):
+    """LJ that says which rows it was shown and refuses."""
+
+    def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
+        unknown = numbers > 18
+        if bool(unknown.any()):
+            found = torch.unique(numbers[unknown]).tolist()
+            raise InputError(f"{int(unknown.sum())} of {found}, first {int(ids[unknown][0])}")
+
+
+def _refusal(changed: dict[int, int]) -> str:
+    group = mesh()
+    sharded = share([CRYSTAL], group)
+    model = DistributedModel(Picky(), DomainConfig(skin=0.3), group)
+    model(sharded)
+    for row, number in changed.items():
+        sharded.numbers[sharded.ids == row] = number
+    sharded.replace_rows(sharded.rows)
+    with pytest.raises(InputError) as caught:
+        model(sharded)
+    return str(caught.value).removeprefix("rank 0: ")
+
+
+@pytest.mark.parametrize("changed", [{100: 36, 3: 54, 50: 36, 51: 92}, {107: 26}])
+def test_elements_that_are_lacking_are_told_alike_by_any_number_of_ranks(rank_pool, changed) -> None:
+    alone = _refusal(changed)
+    assert alone == f"{len(changed)} of {sorted(set(changed.values()))}, first {min(changed)}"
+    assert rank_pool(3).run(_refusal, changed) == [alone] * 3
+
+
 class Checkpointed(Toy2):
     """Toy2 whose second layer is computed again in the backward pass."""
 
