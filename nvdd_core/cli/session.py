@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,8 @@ from nvdd_core.comm import Mesh, agreed, group_scope
 from nvdd_core.errors import DistributedError, InputError
 from nvdd_core.partition import segment_bounds
 from nvdd_core.plugins import check_agreement, default_manager
-from nvdd_core.plugins.composition import options_of, read_model
+from nvdd_core.plugins.composition import read_model
 from nvdd_core.plugins.foreign import wanted_end
-from nvdd_core.plugins.known import suggestion
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
 from nvdd_core.runtime.model_api import members_of
 from nvdd_core.runtime.source import ModelSource
@@ -190,35 +189,7 @@ def load_model(job: JobConfig, device: torch.device) -> Model:
     InputError
         When no usable plugin has it, or it has no such option.
     """
-    source = ModelSource(job.model, job.option)
-    for term, member in source.parts():
-        _check_options(term.model, member.options, member.loader())
-    return source.load(_DTYPES[job.dtype], device)
-
-
-def _check_options(model: str, options: Mapping[str, Any], loader: Callable[..., object]) -> None:
-    """Refuse options that the loader of `model` does not take, and the lack of those that it needs.
-
-    Raises
-    ------
-    InputError
-    """
-    for name in ("dtype", "device"):
-        if name in options:
-            raise InputError(f"'{name}' is no option of a model; give --{name}")
-    found = options_of(loader)
-    if found is None:  # it checks for itself
-        return
-    named, open_ended = found
-    unknown = [] if open_ended else [name for name in options if name not in named]
-    if unknown:
-        raise InputError(
-            f"model '{model}' has no option '{unknown[0]}'{suggestion(unknown[0], named)}; its options: "
-            f"{', '.join(named) or 'none'}"
-        )
-    missing = [name for name, required in named.items() if required and name not in options]
-    if missing:
-        raise InputError(f"model '{model}' needs the option '{missing[0]}'")
+    return ModelSource(job.model, job.option).load(_DTYPES[job.dtype], device)
 
 
 def read_systems(path: Path, index: str, *, dynamics: bool = False) -> Batch:

@@ -9,13 +9,14 @@ Layer: interop.
 
 from __future__ import annotations
 
+import inspect
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import ase
 import numpy as np
@@ -28,6 +29,7 @@ from nvdd_core.interop.crew import Crew, Results, Settings
 from nvdd_core.interop.snapshot import Snapshot
 from nvdd_core.plugins import default_manager
 from nvdd_core.plugins.composition import is_composition
+from nvdd_core.plugins.known import suggestion
 from nvdd_core.plugins.options import placed_options
 from nvdd_core.runtime import DomainConfig, Model
 from nvdd_core.runtime.source import ModelSource
@@ -100,8 +102,11 @@ class DomainCalculator(Calculator):
         options: Mapping[str, Any] | None = None,
         config: DomainConfig | None = None,
         timeout_s: float = 600.0,
+        **unknown: Never,
     ) -> None:
         super().__init__()
+        for name in unknown:
+            raise InputError(_no_argument(name))
         # ASE puts a bound method of the calculator into the calculator, a cycle that would keep the processes alive
         # until the next garbage collection.
         self.__dict__.pop("get_spin_polarized", None)
@@ -247,6 +252,14 @@ def _named(found: Results) -> dict[str, Any]:
         "energies": found.node_energy,
     }
     return {name: value for name, value in named.items() if value is not None}
+
+
+def _no_argument(name: str) -> str:
+    known = [key for key in inspect.signature(DomainCalculator).parameters if key != "unknown"]
+    return (
+        f"DomainCalculator has no argument '{name}'{suggestion(name, known)}; its arguments: {', '.join(known)}. An "
+        f"option of the model goes into options={{'{name}': ...}}"
+    )
 
 
 def _device(device: str) -> str:

@@ -114,6 +114,35 @@ def options_of(loader: Callable[..., object]) -> tuple[dict[str, bool], bool] | 
     return named, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
+def check_options(model: str, options: Mapping[str, Any], loader: Callable[..., object]) -> None:
+    """Refuse options that the loader of `model` does not take, and the lack of those that it needs.
+
+    Raises
+    ------
+    InputError
+    """
+    for key in options:
+        _refuse_given(key)
+    found = options_of(loader)
+    if found is None:  # it checks for itself
+        return
+    named, open_ended = found
+    unknown = [] if open_ended else [name for name in options if name not in named]
+    if unknown:
+        raise InputError(
+            f"model '{model}' has no option '{unknown[0]}'{suggestion(unknown[0], named)}; its options: "
+            f"{', '.join(named) or 'none'}"
+        )
+    missing = [name for name, required in named.items() if required and name not in options]
+    if missing:
+        raise InputError(f"model '{model}' needs the option '{missing[0]}'")
+
+
+def _refuse_given(key: str) -> None:
+    if key in _GIVEN:
+        raise InputError(f"'{key}' is no option of a model; give --{key}, in Python {key}=...")
+
+
 def qualified(key: str, names: Iterable[str]) -> tuple[str, str] | None:
     """Return member and option of ``member.option``; None where `key` names no member."""
     for name in sorted(names, key=len, reverse=True):
@@ -166,8 +195,7 @@ def shared_out(
 
 def _taker(key: str, names: list[str], loaders: Mapping[str, Callable[..., object]]) -> str:
     """Return the only member that takes an option."""
-    if key in _GIVEN:
-        raise InputError(f"'{key}' is no option of a model; give --{key}")
+    _refuse_given(key)
     known = {name: options_of(loaders[name]) for name in names}
     takers = _takers(key, known)
     if len(takers) == 1:

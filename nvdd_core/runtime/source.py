@@ -23,7 +23,7 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.plugins import default_manager
-from nvdd_core.plugins.composition import Term, is_composition, read_model, shared_out
+from nvdd_core.plugins.composition import Term, check_options, is_composition, read_model, shared_out
 from nvdd_core.runtime.model_api import Model
 from nvdd_core.runtime.pipeline import PipelineModel
 
@@ -101,8 +101,10 @@ class ModelSource:
         """
         if hasattr(self.target, "forward") and not isinstance(self.target, type):
             return cast(Model, self.target)
-        if isinstance(self.target, str) and is_composition(self.target):
-            parts = self.parts()
+        parts = self.parts()
+        for term, part in parts:  # before any of them takes its time
+            check_options(term.model, part.options, part.loader())
+        if parts[0][1] is not self:
             return PipelineModel(
                 {term.name: part.load(dtype, device) for term, part in parts},
                 weights={term.name: term.weight for term, _ in parts},
@@ -119,8 +121,7 @@ class ModelSource:
         try:
             signature.bind(**given, **self.options)
         except TypeError as exc:
-            known = ", ".join(name for name in parameters if name not in ("dtype", "device")) or "none"
-            raise InputError(f"model '{self.name}': {exc}; its options: {known}") from exc
+            raise InputError(f"model '{self.name}': {exc}") from exc
         return cast(Model, loader(**given, **self.options))
 
     def loader(self) -> Callable[..., object]:

@@ -169,7 +169,8 @@ def test_a_killed_rank(no_orphans: Living) -> None:
     ("model", "options", "kind", "said"),
     [
         ("no-such-model", {}, PluginNotFoundError, "no-such-model"),
-        ("lj", {"depth": 1}, InputError, "depth"),
+        ("lj", {"sigm": 1}, InputError, r"no option 'sigm' \(did you mean sigma\?\)"),
+        ("lj+lj", {"lj.sigm": 1}, InputError, r"no option 'sigm' \(did you mean sigma\?\)"),
         ("tests.interop.models:Absent", {}, InputError, "Absent"),
     ],
 )
@@ -181,6 +182,15 @@ def test_a_model_that_cannot_be_made(
     with pytest.raises(kind, match=said):
         atoms.get_forces()
     assert not no_orphans()
+
+
+def test_an_argument_that_it_does_not_have() -> None:
+    with pytest.raises(
+        InputError, match=r"no argument 'rank' \(did you mean ranks\?\); its arguments: model, r"
+    ):
+        DomainCalculator("lj", rank=2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"options=\{'epsilon': \.\.\.\}"):
+        DomainCalculator("lj", epsilon=0.2)  # type: ignore[arg-type]
 
 
 def test_the_end_of_the_calculator_is_the_end_of_the_ranks(no_orphans: Living) -> None:

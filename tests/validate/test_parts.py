@@ -252,7 +252,8 @@ def test_models_by_file(tmp_path: Path) -> None:
     source = ModelSource(f"{file}:load", {"strength": 2.0})
     assert source.load(torch.float32, torch.device("cpu")).dtype is torch.float32
     for name, options, said in [
-        (f"{file}:load", {"depth": 1}, "its options: strength"),
+        (f"{file}:load", {"depth": 1}, "has no option 'depth'; its options: strength"),
+        (f"{file}:load", {"strenght": 1}, r"has no option 'strenght' \(did you mean strength\?\)"),
         (f"{file}:load", {"dtype": "x"}, "dtype"),
         (f"{file}:constant", {}, "no factory"),
         (f"{file}:missing", {}, "missing"),
