@@ -131,14 +131,13 @@ def wires_between(members: Sequence[Member], wires: Mapping[str, str] | None) ->
     ------
     InputError
     """
-    if wires is None:
-        givers = [i for i, member in enumerate(members) if CHARGES in member.model.outputs]
-        if len(givers) != 1 or givers[0] == len(members) - 1:
-            return ()
-        wires = {CHARGES: CHARGES}
+    asked = (
+        _wires_of_charges(members)
+        if wires is None
+        else [_wire(members, output, field) for output, field in wires.items()]
+    )
     found: list[Wire] = []
-    for output, field in wires.items():
-        wire = _wire(members, output, field)
+    for wire in asked:
         _refuse_given(members, wire)
         for other in found:
             if other.field == wire.field and other.readers & wire.readers:
@@ -147,6 +146,38 @@ def wires_between(members: Sequence[Member], wires: Mapping[str, str] | None) ->
                 )
         found.append(wire)
     return tuple(found)
+
+
+def _wires_of_charges(members: Sequence[Member]) -> list[Wire]:
+    """Return a wire from each member that gives charges to those after it that could read them.
+
+    Who gives charges reads none, and neither does who computes forces itself: see `_wire`.
+
+    Raises
+    ------
+    InputError
+        When more than one member gives charges to the same reader.
+    """
+    givers: list[int] = []
+    readers: dict[int, set[int]] = {}
+    for i, member in enumerate(members):
+        if CHARGES in member.model.outputs:
+            givers.append(i)
+        elif givers and not _is_direct(member):
+            if len(givers) > 1:
+                raise InputError(_two_sources([members[k].name for k in givers], member.name))
+            readers.setdefault(givers[0], set()).add(i)
+    return [Wire(source, CHARGES, CHARGES, frozenset(those)) for source, those in readers.items()]
+
+
+def _two_sources(givers: Sequence[str], reader: str) -> str:
+    named = " and ".join(f"'{name}'" for name in givers)
+    one = f"wires={{'{givers[0]}/{CHARGES}': '{reader}/{CHARGES}'}}"
+    return (
+        f"{named} all give '{CHARGES}', and '{reader}', which comes after them, could read any of them: put '{reader}' "
+        f"before all but the one that it should read, or leave the others out; in Python {one} picks one, wires={{}} "
+        "keeps all apart"
+    )
 
 
 def _wire(members: Sequence[Member], output: str, field: str) -> Wire:

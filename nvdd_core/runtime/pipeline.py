@@ -64,7 +64,7 @@ class PipelineModel:
     wires : mapping of str to str, optional
         What a member gives for each row to what later members read: ``{"charges": "charges"}`` is output to field.
         ``"member/output"`` and ``"member/field"`` name one member where several could be meant. Default: an output
-        called ``charges`` becomes the field ``charges``, where just one member before the last has it.
+        called ``charges`` becomes the field ``charges`` of later members that give none; two for one are refused.
 
     Raises
     ------

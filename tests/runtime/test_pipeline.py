@@ -312,6 +312,22 @@ def test_a_wire_names_members_where_several_could_be_meant() -> None:
         PipelineModel(members, wires={"one/charges": "coulomb/charges", "two/charges": "coulomb/charges"})
 
 
+def test_charges_go_from_one_member_to_those_after_it() -> None:
+    one, two, coulomb, other = composed.Charges(), composed.Charges(3.0), composed.Coulomb(), models.TorchLJ()
+    with pytest.raises(
+        InputError, match=r"'one' and 'two' all give 'charges', and 'coulomb', .* could read any"
+    ):
+        PipelineModel({"one": one, "two": two, "coulomb": coulomb})
+    nearest = PipelineModel({"lj": lj(2.0), "one": one, "coulomb": coulomb, "other": other, "two": two})
+    assert [(wire.source, wire.readers) for wire in nearest.wires] == [(1, {2, 3})]
+    for apart in (
+        {"one": one, "two": two},
+        {"one": one, "two": two, "lj": lj(2.0)},
+        {"one": one, "lj": lj(2.0)},
+    ):
+        assert not PipelineModel(apart).wires  # nobody could read them
+
+
 def test_a_field_has_one_source() -> None:
     coulomb = composed.Coulomb()
     coulomb.given_fields = frozenset({"charges"})
