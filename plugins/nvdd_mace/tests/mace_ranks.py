@@ -194,14 +194,16 @@ def loss_gradients(mesh: Mesh, path, options, atoms, strategy):
 
 
 def oracle(module, atoms, head=None, dtype="float64"):
-    """Evaluate by mace's own ASE calculator."""
+    """Evaluate by mace's own ASE calculator, with torch's default dtype set as mace's training does: ZBL needs it."""
     from mace.calculators import MACECalculator
+    from mace.tools.torch_tools import default_dtype
 
     own = {} if head is None else {"head": head}
     atoms = atoms.copy()
     atoms.calc = MACECalculator(models=module, device="cpu", default_dtype=dtype, **own)
-    energy, forces = atoms.get_potential_energy(), atoms.get_forces()
-    stress = atoms.get_stress(voigt=False) if atoms.pbc.all() else None
+    with default_dtype(dtype):
+        energy, forces = atoms.get_potential_energy(), atoms.get_forces()
+        stress = atoms.get_stress(voigt=False) if atoms.pbc.all() else None
     node_energy = atoms.calc.results["energies"]
     return Found(np.arange(len(atoms)), np.array([energy]), forces, node_energy, stress)
 

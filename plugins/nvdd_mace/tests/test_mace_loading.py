@@ -295,7 +295,9 @@ def test_a_converter_is_checked(made, monkeypatch):
 def test_models_can_be_copied_although_mace_has_empty_parameters():
     import copy
 
-    module = random_module(use_agnostic_product=True, use_last_readout_only=True, use_so3=True)
+    module = random_module(
+        use_agnostic_product=True, use_last_readout_only=True, use_so3=True, pair_repulsion=True
+    )
     model = MaceModel(module, dtype=torch.float64, device=CPU)
     assert copy.deepcopy(model).layers == pickle.loads(pickle.dumps(model)).layers == 2
 

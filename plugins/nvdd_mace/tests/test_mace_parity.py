@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+import ase
 import numpy as np
 import pytest
 import torch
@@ -102,6 +103,14 @@ def test_variants(ranks, made, structures, variant):
     check(ranks, model, structures, 1, [("crystal", "halo")], {"trust": False})
     jobs = [("rod", "halo"), ("slab", "graph_partition"), ("triclinic", "wide_halo")]
     check(ranks, model, structures, 2, jobs)
+
+
+def test_repulsion_of_close_atoms_has_all_its_digits(ranks, made):
+    """Torch's default on the ranks is float32, on which mace's ZBL depends."""
+    model = made(pair_repulsion=True, distance_transform="Agnesi")
+    atoms = ase.Atoms("SiOSi", [[0, 0, 0], [0, 0.4, 0.8], [0.3, 4.0, 4.0]], cell=[9, 9, 9], pbc=True)
+    for world in (1, 2):
+        check(ranks, model, {"close": atoms}, world, [("close", "halo")])
 
 
 @pytest.mark.parametrize("interaction", INTERACTIONS, ids=short)

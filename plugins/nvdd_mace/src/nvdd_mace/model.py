@@ -27,6 +27,7 @@ from nvdd_mace.inspection import (
     served,
     settle_harmonics,
 )
+from nvdd_mace.repulsion import settle_repulsion
 from nvdd_mace.spec import mace_spec
 from nvdd_mace.trial import settle
 
@@ -112,6 +113,7 @@ class MaceModel:
     ) -> None:
         served(module)
         plain_parameters(module)
+        settle_repulsion(module)
         self.dtype = dtype
         self.device = torch.device(device)
         module.to(dtype=dtype, device=self.device).eval().requires_grad_(trainable)
