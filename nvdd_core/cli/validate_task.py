@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 from nvdd_core.cli.session import read_systems, strategy_kind
 from nvdd_core.cli.streams import stdout_kept
@@ -24,6 +25,7 @@ def main(job: ValidateJob) -> int:
             device=job.device,
             dtype=job.dtype,
             fix=job.fix,
+            tell=_tell,
         )
         text = (
             json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n" if job.as_json else report.text()
@@ -33,3 +35,8 @@ def main(job: ValidateJob) -> int:
         if job.save is not None and report.spec is not None:  # last: a full disk doesn't cost the report
             report.spec.save(job.save)
     return 0 if report.passed else 1
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"nvdd: {text}\n")
+    sys.stderr.flush()

@@ -141,6 +141,8 @@ class ModelSource:
             try:
                 module = _module_of_file(where).__name__ if where.endswith(".py") else where
                 found = resolve_name(f"{module}:{attribute}")
+            except InputError:
+                raise
             except (ImportError, AttributeError, ValueError) as exc:
                 raise InputError(f"model '{self.name}': {type(exc).__name__}: {exc}") from exc
         if not callable(found):

@@ -64,6 +64,7 @@ def trace_and_validate(
     config: DomainConfig | None = None,
     timeout_s: float = 300.0,
     pool: WorkerPool | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> ValidationReport:
     """Evaluate a model in one process and on several ranks, and say where and why they differ.
 
@@ -92,6 +93,8 @@ def trace_and_validate(
         Time limit of a run on ranks, seconds.
     pool : WorkerPool, optional
         Ranks to use as long as nothing fails on them, instead of new ones; of the same number and device.
+    tell : callable, optional
+        Called with what is done next, in words: making a model takes seconds, each time that ranks start.
 
     Returns
     -------
@@ -115,7 +118,7 @@ def trace_and_validate(
     request = Request(source, _batch(structure), config, _DTYPES[dtype], spec)
     if pool is not None and (pool.n_ranks, pool.device) != (ranks, device):
         raise InputError(f"the pool has {pool.n_ranks} ranks on {pool.device}; expected {ranks} on {device}")
-    with _Session(request, ranks, device, timeout_s, pool) as session:
+    with _Session(request, ranks, device, timeout_s, pool, tell) as session:
         return session.report(dtype, fix)
 
 
@@ -140,12 +143,19 @@ class _Session:
     """The runs of one validation, and what became of them."""
 
     def __init__(
-        self, request: Request, n_ranks: int, device: str, timeout_s: float, pool: WorkerPool | None
+        self,
+        request: Request,
+        n_ranks: int,
+        device: str,
+        timeout_s: float,
+        pool: WorkerPool | None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self.request, self.n_ranks, self.device, self.timeout_s = request, n_ranks, device, timeout_s
         self.evaluations = 0
         self.untried = ""
         self._given, self._pool = pool, pool
+        self._tell = tell or (lambda text: None)
 
     def __enter__(self) -> _Session:
         return self
@@ -166,6 +176,7 @@ class _Session:
         InputError, NumericalError
             What is wrong with the input is the caller's to mend.
         """
+        self._tell(f"evaluating {self.request.source.name} in one process")
         try:
             return observe(Mesh.single(self.device), self.request)
         except (InputError, NumericalError, KeyboardInterrupt):
@@ -176,6 +187,10 @@ class _Session:
     def on_ranks(self, **changes: Any) -> Outcome:
         """Evaluate on ranks; what a rank raises is an outcome like any other."""
         self.evaluations += 1
+        what = (
+            ("with another spec" if "spec" in changes else "with more ghosts") if changes else "and comparing"
+        )
+        self._tell(f"evaluating on {self.n_ranks} ranks {what}")
         with tempfile.TemporaryDirectory(prefix="nvdd-validate-") as folder:
             request = dataclasses.replace(self.request, folder=folder, **changes)
             if self._pool is None or not self._pool.is_open:

@@ -29,8 +29,10 @@ def structure(nvdd: Nvdd, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("no_orphans")
 def test_an_installed_model_passes(nvdd: Nvdd, structure: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert nvdd.here("validate", "fake", structure, "--option", "epsilon=0.5") == 0
-    out = capfd.readouterr().out
+    out, err = capfd.readouterr()
     assert "noise" not in out
+    told = [line for line in err.splitlines() if line.startswith("nvdd: ")]
+    assert told == ["nvdd: evaluating fake in one process", "nvdd: evaluating on 2 ranks and comparing"]
     assert out.startswith("model      fake (float64, cpu, 2 ranks, halo)\n")
     assert "result     passed\n" in out
     assert [line.split()[:2] for line in out.splitlines() if line.startswith("forces")] == [["forces", "ok"]]
@@ -104,7 +106,9 @@ def test_mistakes(
 ) -> None:
     assert nvdd.here("validate", *args) == 2
     err = [line for line in capfd.readouterr().err.splitlines() if "noise" not in line]
+    err = [line for line in err if not line.startswith("nvdd: evaluating")]
     assert len(err) == 1, err
+    assert err[0].count("InputError") == 0
     assert said in err[0]
 
 
