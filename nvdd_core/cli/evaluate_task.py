@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +19,16 @@ from typing import IO, Any
 import torch
 
 from nvdd_core.cli.config import EvaluateJob
-from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems, settings
+from nvdd_core.cli.session import (
+    Session,
+    closeness_note,
+    describe,
+    group,
+    members_report,
+    prepare,
+    read_systems,
+    settings,
+)
 from nvdd_core.cli.streams import stdout_kept
 from nvdd_core.dynamics import RowBlock, iter_row_blocks, replace_file
 from nvdd_core.errors import InputError
@@ -51,7 +61,9 @@ def main(job: EvaluateJob) -> None:
         outputs = session.model(sharded, wanted)
         if outputs.forces is None:
             raise InputError(f"model '{job.model}' gives no forces")
-        head = report_head(job, session, outputs, shown)
+        head, note = report_head(job, session, outputs, shown), closeness_note(session)
+        if mesh.rank == 0:
+            sys.stderr.write(note)
         fields = {"forces": outputs.forces, "system": sharded.system}
         blocks = iter_row_blocks(mesh, sharded.ids, fields, sharded.n_global)
         if mesh.rank != 0:

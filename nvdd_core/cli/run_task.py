@@ -22,7 +22,15 @@ from nvdd_core.cli import output
 from nvdd_core.cli.config import RunJob
 from nvdd_core.cli.flags import require_file
 from nvdd_core.cli.progress import ProgressHook
-from nvdd_core.cli.session import Session, describe, group, members_report, prepare, read_systems
+from nvdd_core.cli.session import (
+    Session,
+    closeness_note,
+    describe,
+    group,
+    members_report,
+    prepare,
+    read_systems,
+)
 from nvdd_core.comm import CommTally, Mesh, agreed
 from nvdd_core.dynamics import (
     Checkpoint,
@@ -92,6 +100,7 @@ def main(job: RunJob) -> None:
         integrator, folder = make_integrator(job), job.output_folder()
         note = start_velocities(job, session) if job.restart is None else changes(saved, integrator)
         session.model(session.sharded)
+        note += closeness_note(session)
         with agreed(mesh):
             if mesh.rank == 0:
                 output.prepare_output(job)

@@ -28,6 +28,7 @@ from nvdd_core.plugins import check_agreement, default_manager
 from nvdd_core.plugins.composition import read_model
 from nvdd_core.plugins.foreign import wanted_end
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
+from nvdd_core.runtime.closest import closeness
 from nvdd_core.runtime.model_api import members_of
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.structures import constraint_names, read_structures
@@ -147,6 +148,12 @@ def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float =
     sharded = ShardedBatch.scatter(batch, mesh)
     config = DomainConfig(skin=skin, grid_dims=job.grid, strategy=strategy_kind(job.strategy))
     return Session(mesh, DistributedModel(model, config, mesh), sharded, plugins)
+
+
+def closeness_note(session: Session) -> str:
+    """Return a note for the user where two atoms are closer than any bond, after an evaluation (collective)."""
+    close = closeness(session.model.domain, session.sharded)
+    return f"nvdd: {close}; is the structure, or its unit of length, right?\n" if close else ""
 
 
 def precision_note(batch: Batch) -> str:

@@ -27,6 +27,7 @@ from nvdd_core.errors import InputError, NumericalError, PluginValidationError, 
 from nvdd_core.partition import apply_by_segment
 from nvdd_core.runtime import outputs as results
 from nvdd_core.runtime.batch import LocalBatch
+from nvdd_core.runtime.closest import closeness
 from nvdd_core.runtime.config import DomainConfig
 from nvdd_core.runtime.context import DomainContext, enter_context, keep_graphs
 from nvdd_core.runtime.device_memory import use_growing_segments
@@ -345,10 +346,9 @@ class DistributedModel:
         first = min([*sharded.ids[bad].tolist(), sharded.n_global])
         named = min(row[0] for row in self.mesh.all_gather_ints([first]))
         if named < sharded.n_global:
-            raise NumericalError(
-                f"atom {named} has a force or energy that is not finite; are atoms on top of each other, or is the "
-                "time step too large?"
-            )
+            close = closeness(self.domain, sharded)
+            why = close or "are atoms on top of each other, or is the time step too large?"
+            raise NumericalError(f"atom {named} has a force or energy that is not finite; {why}")
 
     # -- two ways to forces --------------------------------------------------------------------------------
 

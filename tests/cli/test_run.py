@@ -207,6 +207,25 @@ def test_what_blows_up_says_so(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) ->
     assert "not finite" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", [["evaluate", "argon.xyz", "--json", "-"], ["run", "argon.xyz", "--steps", 1, "--dt", 1e-9]]
+)
+def test_atoms_that_are_too_close_are_told(
+    nvdd: Nvdd, capfd: pytest.CaptureFixture[str], command: list[object]
+) -> None:
+    structure(nvdd)
+    atoms = ase.io.read(nvdd.folder / "argon.xyz")
+    for place, told in ((0.2, False), (0.05, True)):
+        atoms.positions[1] = atoms.positions[6] + [0.0, 0.0, place]
+        atoms.write(nvdd.folder / "argon.xyz")
+        assert (
+            nvdd.here(*command, "--model", "fake", "--device", "cpu", *["--overwrite"][: command[0] == "run"])
+            == 0
+        )
+        err = capfd.readouterr().err
+        assert ("nvdd: atoms 1 and 6 are 0.05 A apart; is the structure" in err) is told
+
+
 def test_a_structure_as_the_argument(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
     path = structure(nvdd)
     assert nvdd.here("run", path, *QUICK, "--steps", 1, "--output", "out") == 0

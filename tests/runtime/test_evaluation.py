@@ -10,7 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from nvdd_core.comm import Mesh
-from nvdd_core.errors import DistributedError, InputError, PluginValidationError, SpecError
+from nvdd_core.errors import DistributedError, InputError, NumericalError, PluginValidationError, SpecError
 from nvdd_core.runtime import (
     SPEC_MPNN_HALO,
     Batch,
@@ -93,6 +93,26 @@ def test_elements_that_are_lacking_are_told_alike_by_any_number_of_ranks(rank_po
     alone = _refusal(changed)
     assert alone == f"{len(changed)} of {sorted(set(changed.values()))}, first {min(changed)}"
     assert rank_pool(3).run(_refusal, changed) == [alone] * 3
+
+
+def _collision() -> str:
+    group = mesh()
+    pos = CRYSTAL.pos.copy()
+    pos[31] = pos[100]
+    with pytest.raises(NumericalError) as caught:
+        DistributedModel(TorchLJ(), DomainConfig(skin=0.3), group)(
+            share([System(pos, CRYSTAL.cell, ALL)], group)
+        )
+    return str(caught.value)
+
+
+def test_atoms_in_one_place_are_named(rank_pool) -> None:
+    alone = _collision()
+    assert "atom 31 has a force or energy that is not finite" in alone
+    assert "not finite; atoms 31 and 100 are 0 A apart" in alone
+    for found in rank_pool(3).run(_collision):
+        assert "atom 31 has a force" in found
+        assert "atoms 31 and 100 are" in found
 
 
 class Checkpointed(Toy2):
