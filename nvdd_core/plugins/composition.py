@@ -186,17 +186,19 @@ def shared_out(
     names = [term.name for term in terms]
     dealt: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in flattened(terms, options).items():
-        member, option = qualified(key, names) or (_taker(key, names, loaders), key)
+        member, option = qualified(key, names) or (_taker(key, value, names, loaders), key)
         if option in dealt[member]:
             raise InputError(f"option '{option}' of member '{member}' is given twice, as {key!r} too")
         dealt[member][option] = value
     return dealt
 
 
-def _taker(key: str, names: list[str], loaders: Mapping[str, Callable[..., object]]) -> str:
+def _taker(key: str, value: Any, names: list[str], loaders: Mapping[str, Callable[..., object]]) -> str:
     """Return the only member that takes an option."""
     _refuse_given(key)
     known = {name: options_of(loaders[name]) for name in names}
+    if "." in key or isinstance(value, Mapping):
+        _refuse_near_member(key, known)
     takers = _takers(key, known)
     if len(takers) == 1:
         return takers[0]
@@ -208,6 +210,16 @@ def _taker(key: str, names: list[str], loaders: Mapping[str, Callable[..., objec
         f"no member of {'+'.join(names)} has an option '{key}'{suggestion(key, all_known)}; their options: "
         f"{', '.join(all_known) or 'none'}"
     )
+
+
+def _refuse_near_member(key: str, known: Mapping[str, tuple[dict[str, bool], bool] | None]) -> None:
+    """Refuse a slip in a member's name, which a member that takes any option would else be given."""
+    head = key.partition(".")[0]
+    meant = suggestion(head, known)
+    if meant and not any(found is not None and head in found[0] for found in known.values()):
+        raise InputError(
+            f"option '{key}': there is no member '{head}'{meant}; the members: {', '.join(known)}"
+        )
 
 
 def _takers(key: str, known: Mapping[str, tuple[dict[str, bool], bool] | None]) -> list[str]:

@@ -156,7 +156,8 @@ class PipelineModel:
     def check(self, numbers: torch.Tensor, ids: torch.Tensor) -> None:
         """Raise InputError for the first member that lacks an element."""
         for member in self.members:
-            member.model.check(numbers, ids)
+            with _told_by(member):
+                member.model.check(numbers, ids)
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
         """Evaluate every member and add up what they give; see `Model.forward`."""

@@ -120,3 +120,11 @@ def test_nothing_heavy_is_imported() -> None:
     import nvdd_core.plugins.composition as module
 
     assert "torch" not in Path(module.__file__).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("options", [{"mce.checkpoint": "x"}, {"mce": {"checkpoint": "x"}}])
+def test_a_slip_in_the_name_of_a_member_is_told(options: dict[str, Any]) -> None:
+    with pytest.raises(
+        InputError, match=r"there is no member 'mce' \(did you mean mace\?\); the members: mace, lj"
+    ):
+        shared_out(read_model("mace+lj"), options, {"mace": _mace, "lj": _open})

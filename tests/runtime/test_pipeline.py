@@ -396,7 +396,7 @@ def test_members_that_do_not_fit_are_refused(members: Any, options: Any, message
 
 def test_a_missing_element_is_named_by_the_member() -> None:
     members = {"toy2": models.Toy2(), "lj": load_lj(dtype=torch.float64, device=torch.device("cpu"))}
-    with pytest.raises(InputError, match="lj: no parameters for Na"):
+    with pytest.raises(InputError, match="member 'lj': lj: no parameters for Na"):
         DistributedModel(PipelineModel(members))(share([SALT], mesh()))
 
 
