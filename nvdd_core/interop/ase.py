@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import inspect
 import json
+import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Never
@@ -115,8 +117,8 @@ class DomainCalculator(Calculator):
         device = _device(device)
         n_ranks = _ranks(ranks, device)
         domain = replace(config or DomainConfig(), skin=skin, strategy=_strategy(strategy))
-        source = _absolute(ModelSource.of(model, options).by_name())
-        self._settings = Settings(source, n_ranks, device, _DTYPES[dtype], domain, timeout_s)
+        source = _absolute(ModelSource.of(model, _travelling(options)).by_name())
+        self._settings = Settings(source, n_ranks, device, _DTYPES[dtype], domain, _seconds(timeout_s))
         self.parameters.update(
             model=source.name,
             options=json.loads(json.dumps(source.options, default=str, skipkeys=True)),
@@ -278,6 +280,24 @@ def _ranks(ranks: int | None, device: str) -> int:
     if isinstance(ranks, bool) or not isinstance(ranks, int | np.integer) or ranks < 1:
         raise InputError(f"ranks is {ranks!r}: expected a whole number above zero")
     return int(ranks)
+
+
+def _seconds(timeout_s: object) -> float:
+    if not (isinstance(timeout_s, Real) and float(timeout_s) > 0):
+        raise InputError(f"timeout_s is {timeout_s!r}: expected a number of seconds above zero")
+    return float(timeout_s)
+
+
+def _travelling(options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Refuse now what processes could not be given later."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InputError(f"options is {options!r}: expected a dictionary of the model's options")
+    for name, value in (options or {}).items():
+        try:
+            pickle.dumps(value)
+        except Exception as exc:  # an object of the user's may refuse in any way
+            raise InputError(f"option '{name}' can't be sent to the processes: {exc}") from exc
+    return options
 
 
 def _strategy(strategy: str | StrategyKind) -> StrategyKind:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 from nvdd_core.errors import InputError
 from nvdd_core.spec import StrategyKind
@@ -38,8 +39,8 @@ class DomainConfig:
     def __post_init__(self) -> None:
         for name in ("cutoff", "skin", "ghost_width"):
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise InputError(f"{name} is {value}: expected a finite length in Angstrom, not below zero")
+            if value is not None and not _is_length(value):
+                raise InputError(f"{name} is {value!r}: expected a finite length in Angstrom, not below zero")
         if not _is_strategy(self.strategy):
             known = ", ".join(f"StrategyKind.{kind.name}" for kind in StrategyKind)
             raise InputError(f"strategy is {self.strategy!r}: expected one of {known}")
@@ -85,6 +86,10 @@ class DomainConfig:
                 f"({hops} x (cutoff + skin)); leave it out or give at least that"
             )
         return self.ghost_width
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value) and float(value) >= 0
 
 
 def _is_grid(dims: object) -> bool:

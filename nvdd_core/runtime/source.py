@@ -68,6 +68,10 @@ class ModelSource:
         """
         if isinstance(self.target, str):
             return self
+        if not callable(self.target):
+            raise InputError(
+                f"model is {self.target!r}: expected a model's name or a function that makes one"
+            )
         module, name = getattr(self.target, "__module__", ""), getattr(self.target, "__qualname__", "")
         if not module or not name or "<" in name or module == "__main__":
             raise InputError(

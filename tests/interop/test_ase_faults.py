@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import ase
 import numpy as np
@@ -191,6 +192,25 @@ def test_an_argument_that_it_does_not_have() -> None:
         DomainCalculator("lj", rank=2)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"options=\{'epsilon': \.\.\.\}"):
         DomainCalculator("lj", epsilon=0.2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"timeout_s": 0}, "timeout_s is 0: expected a number of seconds"),
+        ({"timeout_s": "1"}, "timeout_s is '1'"),
+        ({"timeout_s": np.nan}, "timeout_s is nan"),
+        ({"skin": "1"}, "skin is '1': expected a finite length"),
+        ({"skin": np.nan}, "skin is nan"),
+        ({"options": ["sigma"]}, r"options is \['sigma'\]: expected a dictionary"),
+        ({"options": {"sigma": lambda: 1}}, "option 'sigma' can't be sent to the processes"),
+        ({"model": None}, "model is None: expected a model's name"),
+    ],
+    ids=str,
+)
+def test_arguments_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        DomainCalculator(**{"model": "lj", **arguments})
 
 
 def test_the_end_of_the_calculator_is_the_end_of_the_ranks(no_orphans: Living) -> None:
