@@ -70,10 +70,10 @@ class SharedLane:
 
         def finish() -> None:
             parts = [self._block(number, code, r, t.shape, t.dtype) for r in range(self.size)]
-            total = parts[0].clone()
-            for part in parts[1:]:
+            total = t.detach()
+            combine(parts[0], parts[1], out=total)
+            for part in parts[2:]:
                 combine(total, part, out=total)
-            t.copy_(total)
 
         return self._later(number, finish)
 
