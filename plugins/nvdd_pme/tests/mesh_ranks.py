@@ -6,13 +6,15 @@ import itertools
 from dataclasses import dataclass
 from math import comb, factorial
 
+import ase
 import numpy as np
 import pme_kit as kit
 import torch
 
 from nvdd_core.comm import Mesh
-from nvdd_core.runtime import DomainContext
+from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, DomainContext, ShardedBatch
 from nvdd_core.runtime.context import enter_context
+from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing import check_capturable
 from nvdd_pme.model import load_pme
 from nvdd_pme.reciprocal import ReplicatedMesh
@@ -236,3 +238,11 @@ def lost_position() -> tuple[bool, bool]:
     share = ShardedMesh(group)(x, q, cell, alpha=ALPHA, mesh=(8, 6, 4), order=4)
     (slope,) = torch.autograd.grad(share, x)
     return bool(share.isnan()), bool(slope.isnan().any())
+
+
+def pairs_of_energy(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> int:
+    """Pairs within the cutoff that this rank counts for the energy."""
+    sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
+    model = source.load()
+    DistributedModel(model, DomainConfig(skin=0.0), mesh)(sharded, {"energy"})
+    return len(model._lists.energy.senders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mesh_ranks
 import numpy as np
 import pme_kit as kit
 import pytest
@@ -87,6 +88,18 @@ def test_a_rank_without_charges_and_one_with_cations():
     shares = pool(4).run(evaluate_jobs, source, [job])
     kinds = [set(np.sign(atoms.arrays["charges"][mine[0][0].ids])) for mine in shares]
     assert sorted(map(sorted, kinds)) == [[-1.0, 1.0], [-1.0, 1.0], [0.0], [1.0]]
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_a_pair_is_evaluated_once(n_ranks):
+    """Also one between rows of two ranks, and both have their part of those."""
+    atoms = sorted_salt()
+    atoms.positions += np.random.default_rng(0).uniform(-0.1, 0.1, (len(atoms), 3))
+    run = ModelSource("nvdd_pme.model:load_pme", {"cutoff": 6.0}), atoms
+    (alone,) = pool(1).run(mesh_ranks.pairs_of_energy, *run)
+    shares = pool(n_ranks).run(mesh_ranks.pairs_of_energy, *run)
+    assert sum(shares) == alone
+    assert max(shares) < 1.1 * alone / n_ranks
 
 
 @pytest.mark.parametrize("model", ["ewald", "pme"])

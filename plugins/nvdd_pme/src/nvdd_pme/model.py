@@ -347,4 +347,4 @@ class _Lists:
         if batch.n_systems > 1:
             mine = system[: batch.n_owned]
             self.owned = tuple((mine == s).nonzero()[:, 0] for s in range(batch.n_systems))
-        self.energy, self.potential = Pairs.for_energy(edges), Pairs.for_potential(edges)
+        self.energy, self.potential = Pairs.for_energy(edges, to_local(batch.ids)), Pairs.for_potential(edges)

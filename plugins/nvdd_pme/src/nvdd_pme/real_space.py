@@ -40,15 +40,25 @@ class Pairs:
     to_sender: torch.Tensor
 
     @classmethod
-    def for_energy(cls, neighbors: NeighborList) -> Pairs:
-        """Return edges for the energy of owned rows: half of a pair with a ghost, all of one between owned rows.
+    def for_energy(cls, neighbors: NeighborList, ids: torch.Tensor) -> Pairs:
+        """Return edges for this rank's share of the energy.
 
-        The list is one of `owned_receivers`; so it is for `for_potential`.
+        Of a half list these are the pairs of owned rows and, of those with a ghost, which the ghost's owner lists too,
+        the ones that are this rank's: gradients of ghosts go home, so that one rank can do all of a pair. A full list
+        is too long to be copied; of a pair with a ghost it counts half.
+
+        Parameters
+        ----------
+        neighbors : NeighborList
+            One of `owned_receivers`; so it is for `for_potential`.
+        ids : Tensor, shape (n_local,), int64
+            Global ids, by which both ranks of a pair agree whose it is.
         """
         mine = neighbors.extended_rows < neighbors.n_owned
         if neighbors.form == "half":
-            part = torch.where(mine, 1.0, 0.5).double()
-            return cls._of(neighbors, part, part)
+            whole = torch.ones_like(mine, dtype=torch.float64)
+            pairs = cls._of(neighbors, whole, whole)
+            return pairs if neighbors.n_local == neighbors.n_owned else pairs._shared(neighbors, ids)
         # A full list has both directions of a pair of owned rows, so nothing goes to such a sender. An image is told
         # its part, for it depends on the cell.
         itself = mine.clone()
@@ -70,6 +80,16 @@ class Pairs:
             splits = splits[: neighbors.n_owned + 1]
             senders = senders[: int(splits[-1])]
         return cls(splits.contiguous(), senders.contiguous(), to_receiver, to_sender)
+
+    def _shared(self, neighbors: NeighborList, ids: torch.Tensor) -> Pairs:
+        """Leave out pairs with a ghost that its owner takes: about every second one, whichever the ids are."""
+        rows = neighbors.extended_rows
+        cross = (rows >= neighbors.n_owned)[self.senders].nonzero()[:, 0]
+        mine, other = ids[neighbors.receivers[cross]], ids[rows[self.senders[cross]]]
+        keep = torch.ones_like(self.senders, dtype=torch.bool)
+        keep[cross] = (mine < other) == ((mine + other) % 2 == 0)
+        before = torch.nn.functional.pad(keep.cumsum(0, dtype=torch.int32), (1, 0))
+        return Pairs(before[self.row_splits], self.senders[keep], self.to_receiver, self.to_sender)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return the tensors in the order in which operators take them."""
