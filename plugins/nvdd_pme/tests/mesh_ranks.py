@@ -244,5 +244,6 @@ def pairs_of_energy(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> int:
     """Pairs within the cutoff that this rank counts for the energy."""
     sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
     model = source.load()
-    DistributedModel(model, DomainConfig(skin=0.0), mesh)(sharded, {"energy"})
-    return len(model._lists.energy.senders)
+    run = DistributedModel(model, DomainConfig(skin=0.0), mesh)
+    run(sharded, {"energy"})
+    return len(run.domain.neighbors.kept[model].energy.senders)
