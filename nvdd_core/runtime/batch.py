@@ -295,7 +295,7 @@ class LocalBatch:
         -------
         edge_index : Tensor, shape (2, n), int64
         edge_shifts : Tensor, shape (n, 3), int64
-            As the properties of these names, all edges within the cutoff. In steady steps on a GPU a few longer ones
-            are among them, so that the number stays.
+            As the properties of these names, edges within the cutoff. To a model that declares ``pads``, edges between
+            rows that stand for none, too, so that the number stays.
         """
         return self.near.of(self.neighbors, self.positions.detach(), self.cell.detach(), self.system, cutoff)

@@ -1,11 +1,12 @@
 """Which edges of a list are within a model's cutoff, chosen anew at each evaluation.
 
 A list reaches further than the model by the skin. `NearEdges.of` leaves the pairs of the skin out, so that the model
-doesn't work on them. How many remain changes from step to step, and to learn it a GPU has to be waited for. In steady
-steps (`nvdd_core.runtime.steady`) the number is therefore kept: a few longer edges fill up what is not needed, and
-`refresh` tells when it no longer suffices.
+doesn't work on them. How many remain changes from step to step, and to learn it a GPU has to be waited for. On a
+padded domain (`nvdd_core.runtime.padded`) the number is therefore kept: edges between rows that stand for none fill up
+what is not needed, and `refresh` tells when it no longer suffices.
 
-Invariant: every edge within the cutoff is among those given, or `refresh` has said that one is missing.
+Invariant: the edges given between rows of the batch are those within the cutoff, or `refresh` has said that some are
+missing.
 Layer: runtime.
 """
 
@@ -35,7 +36,7 @@ class EdgeList(Protocol):
 
 @dataclass
 class _Choice:
-    """One list's edges within one cutoff: all of the list, how many were near, and the ones given in steady steps."""
+    """One list's edges within one cutoff: all of the list, how many were near, and those that are given by turns."""
 
     listed: Edges
     count: int
@@ -64,7 +65,7 @@ class NearEdges:
         system: torch.Tensor,
         cutoff: float,
     ) -> Edges:
-        """Return the edges of a list to use: all within `cutoff`, and in steady steps perhaps a few longer ones.
+        """Return the edges of a list within `cutoff`, and on a padded domain some between rows that stand for none.
 
         Parameters
         ----------
@@ -97,7 +98,8 @@ class NearEdges:
         """From now on give what `refresh` chose last, as many edges as there are now and a share to spare."""
         for choice in self._choices.values():
             index, shifts = choice.listed
-            size = min(int(index.shape[1]), choice.count + int(spare * choice.count) + _SOME)
+            # without owned rows there are no edges, nor rows for those that fill up
+            size = choice.count + int(spare * choice.count) + _SOME if index.shape[1] else 0
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
     def fits(self, other: NearEdges) -> bool:
@@ -106,9 +108,7 @@ class NearEdges:
             return False
         for key, choice in self._choices.items():
             new, size = other._choices[key], 0 if choice.kept is None else choice.kept[1].shape[0]
-            listed = new.listed[1].shape[0]
-            needed = min(listed, new.count + int(0.25 * LEAST_SPARE * new.count))
-            if not needed <= size <= listed:
+            if new.count + int(0.25 * LEAST_SPARE * new.count) > size:
                 return False
         return True
 
@@ -129,8 +129,21 @@ class NearEdges:
                 None,
             )
 
-    def refresh(self, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:
+    def refresh(
+        self,
+        positions: torch.Tensor,
+        cell: torch.Tensor,
+        system: torch.Tensor,
+        spare: tuple[torch.Tensor, int],
+    ) -> torch.Tensor:
         """Choose anew, in place.
+
+        Parameters
+        ----------
+        positions, cell, system : Tensor
+            See `of`.
+        spare : Tensor, shape (), int64; and int
+            The first row that stands for none, and the one after the last; at least two.
 
         Returns
         -------
@@ -146,8 +159,12 @@ class NearEdges:
                 choice.moves = _moves(choice.listed, positions, cell, system)
             size = kept_shifts.shape[0]
             chosen, n_near = _near_first(_beyond(index, choice.moves, positions, cutoff))
-            torch.index_select(index, 1, chosen[:size], out=kept_index)
-            torch.index_select(shifts, 0, chosen[:size], out=kept_shifts)
+            surplus = torch.arange(size, device=index.device) - n_near
+            n = min(size, chosen.shape[0])
+            kept_index[:, :n] = index.index_select(1, chosen[:n])
+            kept_shifts[:n] = shifts.index_select(0, chosen[:n])
+            kept_index.copy_(torch.where(surplus < 0, kept_index, _filling(surplus, *spare)))
+            kept_shifts.masked_fill_((surplus >= 0)[:, None], 0)
             missing = missing + (n_near - size).clamp_min(0)
         return missing
 
@@ -174,3 +191,9 @@ def _near_first(beyond: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     n_near = before[-1:].sum()
     place = torch.where(beyond, n_near + every - before, before - 1)
     return torch.empty_like(every).scatter_(0, place, every), n_near
+
+
+def _filling(number: torch.Tensor, first: torch.Tensor, end: int) -> torch.Tensor:
+    """Return edges (2, n) from each of the rows `first` to `end` to the next, around."""
+    rows = end - first
+    return torch.stack([first + number % rows, first + (number + 1) % rows])

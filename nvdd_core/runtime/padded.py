@@ -1,8 +1,9 @@
 """A domain in tensors that stay in place from one rebuild to the next.
 
-`PaddedDomain` has somewhat more rows and edges than a domain needs. Owned rows that stand for none repeat the first
-one, have no edges, and their energies are left out; ghosts that stand for none are copies that nobody reads. So the
-domains of many rebuilds fit in turn, and what was captured with the tensors of one serves them all.
+`PaddedDomain` has somewhat more rows and edges than a domain needs. Owned rows that stand for none are like the first
+one, but apart from each other; edges that stand for none join such rows, and their energies are left out. Ghosts that
+stand for none are copies that nobody reads. So the domains of many rebuilds fit in turn, and what was captured with the
+tensors of one serves them all.
 
 Invariant: sizes are agreed between ranks; who fits, and when new sizes are taken, all decide together.
 Layer: runtime.
@@ -22,6 +23,8 @@ from nvdd_core.errors import PluginValidationError
 from nvdd_core.runtime.domain import Domain
 from nvdd_core.runtime.near_edges import EdgeList, Edges
 
+# How far rows that stand for none are from each other, Angstrom: no distance is zero, or its derivative is no number.
+_STEP = (0.9, 1.1, 1.3)
 # Rows come and go as they cross from domain to domain.
 _SPARE_SHARE, _SPARE = 64, 16
 
@@ -69,6 +72,10 @@ class PaddedDomain:
         receive = tuple(row[mesh.rank] for row in told)
         index = torch.zeros(sum(send), dtype=torch.int64, device=domain.ids.device)
         self.plan = HaloPlan(mesh, n_owned, index, tuple(send), receive)
+        self._first = torch.zeros((), dtype=torch.int64, device=index.device)
+        self._steps = torch.arange(1, n_owned + 1, device=index.device)[:, None] * torch.tensor(_STEP).to(
+            device=index.device, dtype=dtype
+        )
         self._lists = _lists(domain)
         names = {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids}
         self._rows = {
@@ -103,7 +110,7 @@ class PaddedDomain:
             strict=True,
         )
         return (
-            plan.n_owned <= self.plan.n_owned
+            plan.n_owned <= max(0, self.plan.n_owned - 2)
             and (plan.n_owned > 0) == (self.plan.n_owned > 0)
             and all(n <= room for n, room in pairs)
             and self._lists_alike(domain)
@@ -127,18 +134,36 @@ class PaddedDomain:
         for name, t in (
             {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids} | domain.fields
         ).items():
-            self._rows[name].copy_(self.plan.forward(self.padded(t[: plan.n_owned])))
+            self._rows[name].copy_(self.plan.forward(self._padded(t[: plan.n_owned])))
         self.domain.box.cell.copy_(domain.box.cell)
+        self._first.fill_(plan.n_owned)
         if self.domain.real is not None:
             self.domain.real.copy_(torch.arange(self.plan.n_owned, device=domain.ids.device) < plan.n_owned)
         for mine, its in zip(self._lists, (domain.neighbors, *domain.parts), strict=True):
             mine.n_edges = its.n_edges
         self.domain.near.adopt(domain.near.placed(self._place(plan), self._lists))
 
-    def padded(self, owned: torch.Tensor) -> torch.Tensor:
-        """Return owned rows with copies of the first below, as many as there is room for."""
+    def move(self, owned: torch.Tensor) -> torch.Tensor:
+        """Bring rows to the positions `owned` (n_owned, 3) and choose edges anew (collective).
+
+        Returns
+        -------
+        Tensor, shape (), float64
+            Above zero if more edges have come near than there is room for.
+        """
+        rows = self._padded(owned)
+        n = owned.shape[0]
+        rows[n:] += self._steps[: rows.shape[0] - n]
+        self.local.copy_(self.plan.forward(rows))
+        at = self.domain
+        return at.near.refresh(
+            self.local, at.box.cell.to(owned.dtype), at.system, (self._first, self.plan.n_owned)
+        )
+
+    def _padded(self, owned: torch.Tensor) -> torch.Tensor:
+        """Return owned rows with copies of the first below, as many as there is room for; a copy of all."""
         spare = self.plan.n_owned - owned.shape[0]
-        return torch.cat([owned, owned[:1].expand(spare, *owned.shape[1:])]) if spare else owned
+        return torch.cat([owned, owned[:1].expand(spare, *owned.shape[1:])])
 
     def _place(self, plan: HaloPlan) -> torch.Tensor:
         """Return where each local row of a plan lies here, (n_local,) int64."""

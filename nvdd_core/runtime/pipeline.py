@@ -148,7 +148,9 @@ class PipelineModel:
             force_strategy=forces.pop() if len(forces) == 1 else ForceStrategy.MIXED,
             compile_policy=merged.compile_policy.replace(
                 supported=all(spec.compile_policy.supported for spec in specs),
-                capture=all(spec.compile_policy.capture for spec in specs),
+                # what one member needs to be captured, padded rows, another does not take
+                capture=all(spec.compile_policy.capture for spec in specs)
+                and len({spec.compile_policy.pads for spec in specs}) == 1,
                 pads=all(spec.compile_policy.pads for spec in specs),
             ),
         )

@@ -109,18 +109,16 @@ class Steady:
         Returns
         -------
         Tensor, shape (), or None
-            Above zero if more edges have come within the cutoff than there was room for. None before there are steady
-            evaluations: the first of a domain is like any other.
+            Above zero if more edges have come within the cutoff than there was room for; None where that can't be, and
+            before there are steady evaluations: the first of a domain is like any other.
         """
         if self._last is None or not self._launch_bound:
             return None
         if self._seen is not None and self._seen.same(Contents((positions,))):
             return self._missing
         place = self._place = self._place or self._settled(domain, dtype)
-        place.local.copy_(place.domain.plan.forward(place.padded((positions - domain.offset).to(dtype))))
+        self._missing = place.move((positions - domain.offset).to(dtype))
         self._seen = Contents((positions,))
-        at = place.domain
-        self._missing = at.near.refresh(place.local, at.box.cell.to(dtype), at.system)
         return self._missing
 
     def _settled(self, domain: Domain, dtype: torch.dtype) -> PaddedDomain | _Still:
@@ -206,11 +204,10 @@ class _Still:
     def __init__(self, domain: Domain, dtype: torch.dtype) -> None:
         self.domain = domain
         self.local = torch.zeros((domain.plan.n_local, 3), dtype=dtype, device=domain.ids.device)
-        domain.near.keep()
 
-    def padded(self, owned: torch.Tensor) -> torch.Tensor:
-        """Return owned rows as they are."""
-        return owned
+    def move(self, owned: torch.Tensor) -> None:
+        """Bring rows to the positions `owned` (n_owned, 3) (collective)."""
+        self.local.copy_(self.domain.plan.forward(owned))
 
 
 def _own(partial: Partial, n_owned: int, *, copy: bool = False) -> Partial:

@@ -32,8 +32,9 @@ class CompilePolicy(SpecData):
         copies from the host, all it does follows from the positions on the device and from what stays between two
         rebuilds, and what it keeps from one evaluation to the next stays where it is until a rebuild.
     pads : bool
-        Whether it may be handed owned rows without edges and ghosts that nobody needs: it gives ``node_energy`` and
-        reads its edges by ``LocalBatch.near_edges`` only. What was captured then serves after a rebuild, too.
+        Whether it may be handed owned rows that stand for none, with edges between these only, and ghosts that nobody
+        needs: it gives ``node_energy`` and reads its edges by ``LocalBatch.near_edges`` only. What was captured then
+        serves after a rebuild, too. A model that calls ``near_edges`` can't be captured otherwise.
     """
 
     READERS: ClassVar[Mapping[str, Decode]] = {

@@ -37,6 +37,7 @@ class Job:
     skin: float = 0.0
     moves: tuple = ()  # displacements of each further evaluation
     outputs: frozenset | None = None
+    capture: str = "off"
 
 
 @dataclass
@@ -89,6 +90,11 @@ def _evaluate(mesh, served, job):
         served, DomainConfig(strategy=StrategyKind(job.strategy), skin=job.skin), mesh
     )
     sharded = ShardedBatch.scatter(Batch.from_ase(job.atoms) if mesh.rank == 0 else None, mesh)
+    with distributed.steady(job.capture):
+        return _evaluated(mesh, distributed, sharded, job)
+
+
+def _evaluated(mesh, distributed, sharded, job):
     start = sharded.positions.clone(), sharded.ids.clone()
     names = job.outputs or wanted(job.atoms)
     out = distributed(sharded, names)
