@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from nvdd_core import testing as kit
+from nvdd_core.spec import CompilePolicy
 from nvdd_core.testing import ConformanceError, ModelSource, check_capturable, refuse_waiting
+from tests.runtime.test_steady import Near
 from tests.testing.toys import CUTOFF
 
 X, PLACES = torch.linspace(0.0, 1.0, 5), torch.tensor([0, 3])
@@ -96,3 +98,17 @@ def test_models(direct: str) -> None:
     model.forward = waits
     with pytest.raises(ConformanceError, match="#check-capturable"):
         check_capturable(model, atoms)
+
+
+@pytest.mark.parametrize("pads", [True, False])
+def test_near_edges_are_chosen_without_waiting(pads: bool) -> None:
+    """As in a run, where their number stays."""
+    check_capturable(Near(pads=pads), kit.default_structures(CUTOFF, "Ar")["crystal"])
+
+
+def test_whatever_the_spec_says() -> None:
+    """An author checks before declaring."""
+    model = Near(pads=False)
+    declared = model.distribution_spec
+    model.distribution_spec = lambda kind: declared(kind).replace(compile_policy=CompilePolicy())  # type: ignore[method-assign]
+    check_capturable(model, kit.default_structures(CUTOFF, "Ar")["crystal"])
