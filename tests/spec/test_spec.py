@@ -172,6 +172,8 @@ def test_json_form() -> None:
             "backend": "inductor",
             "fullgraph": True,
             "growth": 1.25,
+            "capture": False,
+            "pads": False,
             "given": [],
         },
         "given": ["distribution", "outputs"],
