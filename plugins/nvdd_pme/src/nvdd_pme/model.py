@@ -25,7 +25,6 @@ from nvdd_pme.real_space import Pairs, owned_receivers, pair_energy, pair_potent
 from nvdd_pme.reciprocal import ReciprocalEngine, ReplicatedMesh, n_ranks
 from nvdd_pme.sharded import ShardedMesh
 from nvdd_pme.spec import coulomb_spec
-from nvdd_pme.streams import beside
 from nvdd_pme.waves import WaveSum
 
 COULOMB = ase.units.Hartree * ase.units.Bohr
@@ -238,8 +237,6 @@ class Coulomb:
 
     def _energy(self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the energies, (S,), e^2/Angstrom."""
-        with beside(charges.device) as join:
-            far = torch.stack(self._reciprocal(batch, lists, charges, potential=False))
         points, extended = self._extended(batch, lists, charges)
         near = pair_energy(
             points,
@@ -251,7 +248,7 @@ class Coulomb:
             cutoff=self.cutoff,
         )
         own = torch.stack([charges[rows].square().sum() for rows in lists.owned])
-        join()
+        far = torch.stack(self._reciprocal(batch, lists, charges, potential=False))
         energy: torch.Tensor = near - self.options.splitting / math.sqrt(math.pi) * own + far
         return energy
 
