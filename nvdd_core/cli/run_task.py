@@ -101,6 +101,8 @@ def main(job: RunJob) -> None:
         note = start_velocities(job, session) if job.restart is None else changes(saved, integrator)
         session.model(session.sharded)
         note += closeness_note(session)
+        if job.capture == "on" and (why := session.model.capture_obstacle) is not None:
+            note += f"nvdd: --capture on captures nothing: {why}\n"
         with agreed(mesh):
             if mesh.rank == 0:
                 output.prepare_output(job)

@@ -151,6 +151,7 @@ class _Run:
             self.timer.next_step()
             with self.timer.phase("integrate"):
                 self.integrator.first_half(self.state)
+            with self.timer.phase("exchange"):  # in steady steps of GPUs ghosts get their positions here
                 flag = self.model.moved_flag(self.sharded)
             if due:
                 info = self._finish_measured(flag)

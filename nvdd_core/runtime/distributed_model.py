@@ -39,7 +39,7 @@ from nvdd_core.runtime.model_api import Model, members_of
 from nvdd_core.runtime.outputs import DEFAULT_OUTPUTS, Outputs, Partial
 from nvdd_core.runtime.sharded import ShardedBatch
 from nvdd_core.runtime.spec_run import SpecRun, served
-from nvdd_core.runtime.steady import Steady
+from nvdd_core.runtime.steady import Steady, obstacle
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.tensor import (
     ParticleHaloConfig,
@@ -120,7 +120,7 @@ class DistributedModel:
         self._halo: ParticleHaloMetadata | None = None
         self._halo_config = ParticleHaloConfig(self.mesh, self._builder.width)
         self._ones = torch.ones(3, dtype=torch.float64, device=self.mesh.device)
-        self._steady = Steady(self.mesh, "off", self.spec.compile_policy)
+        self._steady = Steady(self.mesh, self.timer, "off", self.spec.compile_policy)
         self.rebuild_is_near = False
         reach = 0.5 * self.config.skin
         self._reaches = torch.tensor([reach, _NEAR * reach], dtype=torch.float64, device=self.mesh.device)
@@ -183,7 +183,7 @@ class DistributedModel:
         """
         if check:
             check_rows(self.model, sharded)
-        self._steady.begin()
+        self._steady.begin(anew=anew)
         self._domain = self._builder.build(sharded, anew=anew)
         self._halo = ParticleHaloMetadata(self._domain.plan)
         self.n_rebuilds += 1
@@ -208,12 +208,17 @@ class DistributedModel:
             When there is no such mode.
         """
         before = self._steady
-        self._steady = Steady(self.mesh, mode, self.spec.compile_policy)
+        self._steady = Steady(self.mesh, self.timer, mode, self.spec.compile_policy)
         try:
             yield
         finally:
             self._steady = before
             before.begin()
+
+    @property
+    def capture_obstacle(self) -> str | None:
+        """Why no evaluation can be captured in a CUDA graph, or None."""
+        return obstacle(self.mesh, self.spec.compile_policy)
 
     def moved_flag(self, sharded: ShardedBatch) -> torch.Tensor:
         """Return two numbers above zero if this rank's list is out of date, or almost (collective in `steady`).

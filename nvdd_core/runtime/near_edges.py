@@ -40,6 +40,7 @@ class _Choice:
 
     listed: Edges
     count: int
+    sized: int = 0  # what the count was when there was room made
     kept: Edges | None = None
     moves: torch.Tensor | None = None  # (E, 3), what the shifts of the listed edges are in Angstrom
 
@@ -94,12 +95,19 @@ class NearEdges:
         self._lists.append(neighbors)
         return len(self._lists) - 1
 
-    def keep(self, spare: float = LEAST_SPARE) -> None:
-        """From now on give what `refresh` chose last, as many edges as there are now and a share to spare."""
-        for choice in self._choices.values():
+    def keep(self, before: NearEdges | None = None) -> None:
+        """From now on give what `refresh` chose last, as many edges as there are now and some to spare.
+
+        There is room for as many more as have come since `before` was sized.
+        """
+        for key, choice in self._choices.items():
             index, shifts = choice.listed
+            earlier = before._choices.get(key) if before is not None else None
+            grown = 0.0 if earlier is None else choice.count / max(1, earlier.sized) - 1.0
+            spare = min(MOST_SPARE, max(LEAST_SPARE, grown))
             # without owned rows there are no edges, nor rows for those that fill up
             size = choice.count + int(spare * choice.count) + _SOME if index.shape[1] else 0
+            choice.sized = choice.count
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
     def fits(self, other: NearEdges) -> bool:

@@ -60,11 +60,13 @@ class PaddedDomain:
     mesh : Mesh
     dtype : torch.dtype
         Of positions.
-    spare : float
-        Share of near edges for which there is room beyond those of the domain.
+    before : PaddedDomain, optional
+        One that no longer has room.
     """
 
-    def __init__(self, domain: Domain, mesh: Mesh, dtype: torch.dtype, spare: float) -> None:
+    def __init__(
+        self, domain: Domain, mesh: Mesh, dtype: torch.dtype, before: PaddedDomain | None = None
+    ) -> None:
         plan, rows = domain.plan, domain.plan.n_owned
         n_owned = _spared(rows) if rows else 0
         send = [_spared(n) if rows and peer != mesh.rank else 0 for peer, n in enumerate(plan.send_splits)]
@@ -85,9 +87,9 @@ class PaddedDomain:
         self.local = torch.zeros((self.plan.n_local, 3), dtype=dtype, device=index.device)
         place = self._place(domain.plan)
         near = domain.near.placed(place, self._lists)
-        near.keep(spare)
+        near.keep(None if before is None else before.domain.near)
         fields = {name: self._rows[name] for name in domain.fields}
-        self.domain = replace(
+        self.domain: Domain = replace(
             domain,
             box=replace(domain.box, cell=domain.box.cell.clone()),
             plan=self.plan,

@@ -27,10 +27,10 @@ from nvdd_core.comm import CommTally, Mesh
 from nvdd_core.errors import InputError
 from nvdd_core.runtime.domain import Domain
 from nvdd_core.runtime.graphs import GraphPool
-from nvdd_core.runtime.near_edges import LEAST_SPARE, MOST_SPARE
 from nvdd_core.runtime.outputs import OUTPUTS, Partial
 from nvdd_core.runtime.padded import PaddedDomain
 from nvdd_core.runtime.sharded import Contents
+from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import CompilePolicy
 
 CAPTURE_MODES = ("auto", "on", "off")
@@ -39,8 +39,6 @@ CAPTURE_MODES = ("auto", "on", "off")
 _LAUNCH_BOUND = 0.8
 # Captured evaluations keep memory of their own beside that of others.
 _MOST_MEMORY = 0.4
-# Evaluations after which a domain has lived long enough.
-_OLD = 10
 
 Evaluate = Callable[[Domain, torch.Tensor], Partial]
 
@@ -58,6 +56,7 @@ class Steady:
     Parameters
     ----------
     mesh : Mesh
+    timer : PhaseTimer
     mode : {"auto", "on", "off"}
         Whether evaluations are captured; ``off`` leaves everything as it is outside a run.
     policy : CompilePolicy
@@ -69,12 +68,12 @@ class Steady:
         When there is no such mode.
     """
 
-    def __init__(self, mesh: Mesh, mode: str, policy: CompilePolicy) -> None:
+    def __init__(self, mesh: Mesh, timer: PhaseTimer, mode: str, policy: CompilePolicy) -> None:
         if mode not in CAPTURE_MODES:
             raise InputError(
                 f"capture is {mode!r}; give {', '.join(CAPTURE_MODES[:-1])} or {CAPTURE_MODES[-1]}"
             )
-        self.mesh, self._pads = mesh, policy.pads
+        self.mesh, self.timer, self._pads = mesh, timer, policy.pads
         possible = policy.capture and (mode == "on" or (mode == "auto" and mesh.captures))
         self._captures = possible and mesh.captures
         # None: not known yet; where it is False evaluations are as they are outside a run
@@ -85,15 +84,13 @@ class Steady:
         self._captured: dict[frozenset[str], _Captured] = {}
         self._padded: PaddedDomain | None = None
         self._evaluated: set[frozenset[str]] = set()  # what was, in the tensors of the place
-        self._spare, self._age = LEAST_SPARE, 0
         self.begin()
 
-    def begin(self) -> None:
-        """Forget the domain before: a new one is built."""
-        # edges that came near ended a domain soon: more room is cheaper than a capture for each
-        young = 0 < self._age < _OLD
-        self._spare = min(MOST_SPARE, 2.0 * self._spare) if young else LEAST_SPARE
-        self._age = 0
+    def begin(self, *, anew: bool = False) -> None:
+        """Forget the domain before, since a new one is built; `anew` forgets all that came before it."""
+        if anew:
+            self._padded = None
+            self._evaluated.clear()
         self._place: PaddedDomain | _Still | None = None
         self._seen: Contents | None = None
         self._missing: torch.Tensor | None = None
@@ -130,7 +127,7 @@ class Steady:
         if padded is None or not all(fits):
             self._captured.clear()
             self._evaluated.clear()
-            padded = self._padded = PaddedDomain(domain, self.mesh, dtype, self._spare)
+            padded = self._padded = PaddedDomain(domain, self.mesh, dtype, padded)
         padded.load(domain)
         return padded
 
@@ -146,12 +143,13 @@ class Steady:
         first, repeated = self._last is None, wanted == self._last
         if repeated:
             self._decide()
-        self._age += 1
         self.update(domain, positions, dtype)
         self._last, place = wanted, self._place
         if place is None or (self._pads and wanted - frozenset(OUTPUTS)):
             with nullcontext() if first else self._timed():
-                return evaluate(domain, domain.plan.forward((positions - domain.offset).to(dtype)))
+                with self.timer.phase("exchange"):
+                    local = domain.plan.forward((positions - domain.offset).to(dtype))
+                return evaluate(domain, local)
         # before a capture kernels must have been chosen, and what is kept made
         ready = wanted in self._evaluated if self._pads else repeated
         if self._captures and wanted not in self._captured and ready:
@@ -171,8 +169,9 @@ class Steady:
     def _decide(self) -> None:
         """Agree on whether evaluations are to be captured, once one was timed (collective)."""
         if self._launch_bound is None and self._timing is not None:
-            mine = self._timing.launch_bound() and _plenty_of_memory(self.mesh.device)
-            self._launch_bound = any(flag for (flag,) in self.mesh.all_gather_ints([int(mine)]))
+            mine = [int(self._timing.launch_bound()), int(_plenty_of_memory(self.mesh.device))]
+            told = self.mesh.all_gather_ints(mine)  # one slow host holds up all
+            self._launch_bound = any(bound for bound, _ in told) and all(room for _, room in told)
 
     def _capture(self, wanted: frozenset[str], evaluate: Callable[[], Partial]) -> None:
         """Capture an evaluation; where that can't be done, say so and don't try again."""
@@ -193,7 +192,8 @@ class Steady:
         counter.restore(before)
 
     def _replayed(self, captured: _Captured) -> Partial:
-        captured.graph.replay()
+        with self.timer.phase("model"):
+            captured.graph.replay()
         self.mesh.counter.add_tally(captured.tally)
         return captured.partial
 
@@ -251,6 +251,19 @@ class _Timing(AbstractContextManager[None]):
         self._end.synchronize()
         device = 1e-3 * float(self._begin.elapsed_time(self._end))
         return self._host > _LAUNCH_BOUND * device
+
+
+def obstacle(mesh: Mesh, policy: CompilePolicy) -> str | None:
+    """Return why nothing can be captured here, or None."""
+    if mesh.device.type != "cuda":
+        return "there is no GPU"
+    if not policy.capture:
+        return "the model does not declare that it can be (CompilePolicy.capture)"
+    return (
+        None
+        if mesh.captures
+        else "its collectives can't be: they are not NCCL's, or NCCL_GRAPH_REGISTER is not 0"
+    )
 
 
 def _plenty_of_memory(device: torch.device) -> bool:

@@ -67,6 +67,13 @@ def test_files_of_a_run(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
     assert "step 25/25" in said.err
 
 
+def test_capture_that_can_not_be_is_told(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
+    run(nvdd, "--steps", 2, "--capture", "on")
+    assert "--capture on captures nothing: there is no GPU" in capfd.readouterr().err
+    run(nvdd, "--steps", 2, "--overwrite")
+    assert "captures" not in capfd.readouterr().err
+
+
 def test_run_file_and_flags(nvdd: Nvdd) -> None:
     structure(nvdd)
     (nvdd.folder / "job").mkdir()

@@ -59,7 +59,10 @@ class _Chunk:
                 series.mul_(inverse).add_(math.perm(n, k) * self.c ** (n - k))
             wave.mul_(series.mul_((-1.0) ** n))
         if self.has_zero:
-            wave[0, 0, 0] = 0.0 if n else -2.0 * math.pi * self.c * x[0, 0] * y[0, 0] * z[0]
+            zero = wave[0, 0, 0]
+            zero.fill_(0.0)
+            if n == 0:
+                zero.sub_(2.0 * math.pi * self.c * x[0, 0] * y[0, 0] * z[0])
         return wave
 
     def weights(self, n: int, along: torch.Tensor) -> torch.Tensor:

@@ -186,9 +186,10 @@ def green(k2: torch.Tensor, volume: torch.Tensor, alpha: float) -> torch.Tensor:
 def half_weights(n: int, device: torch.device | None = None) -> torch.Tensor:
     """Return how often each place of a real transform's last axis counts, (n // 2 + 1,): 1 or 2."""
     weights = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64, device=device)
-    weights[0] = 1.0
+    # a number assigned to an index would be copied from the host, which can't be captured
+    weights[:1].fill_(1.0)
     if n % 2 == 0:
-        weights[-1] = 1.0
+        weights[-1:].fill_(1.0)
     return weights
 
 
