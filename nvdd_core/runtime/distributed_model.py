@@ -139,14 +139,15 @@ class DistributedModel:
         """
         wanted = results.wanted_names(outputs)
         self.check_outputs(wanted)
-        fresh = not self.is_current(sharded)
-        if fresh:
+        known = (
+            not self.is_current(sharded) or self.asks_first
+        )  # whether the list is good, before the evaluation
+        if not self.is_current(sharded):
             self.rebuild(sharded, check=True)
-        elif self.asks_first and not self._unmoved(sharded):
+        elif known and not self._unmoved(sharded):
             self.rebuild(sharded)
-            fresh = True
+        flag = None if known else self.moved_flag(sharded)
         partial = self.compute(sharded, wanted)
-        flag = None if fresh else self.moved_flag(sharded)
         totals = self.reduce(partial, flag).wait()
         if flag is not None and self.has_moved(totals[:2].tolist()):
             self.rebuild(sharded)
@@ -268,7 +269,10 @@ class DistributedModel:
             return self.mesh.start_vote(torch.add(flag, forces.sum(), alpha=0.0))
 
     def compute(self, sharded: ShardedBatch, wanted: frozenset[str]) -> Partial:
-        """Run the model on local rows and return this rank's share of the results (collective)."""
+        """Run the model on local rows and return this rank's share of the results (collective).
+
+        Where `moved_flag` was asked before, positions must not have changed since.
+        """
         direct = self.spec.force_strategy is ForceStrategy.DIRECT
         way = self._compute_direct if direct else self._compute_by_autograd
 

@@ -29,7 +29,6 @@ from nvdd_core.runtime.domain import Domain
 from nvdd_core.runtime.graphs import GraphPool
 from nvdd_core.runtime.outputs import OUTPUTS, Partial
 from nvdd_core.runtime.padded import PaddedDomain
-from nvdd_core.runtime.sharded import Contents
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import CompilePolicy
 
@@ -92,8 +91,7 @@ class Steady:
             self._padded = None
             self._evaluated.clear()
         self._place: PaddedDomain | _Still | None = None
-        self._seen: Contents | None = None
-        self._missing: torch.Tensor | None = None
+        self._updated = False
         self._last: frozenset[str] | None = None
         if self._padded is None:
             self._captured.clear()
@@ -101,7 +99,7 @@ class Steady:
             self._launch_bound, self._timing = None, None
 
     def update(self, domain: Domain, positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-        """Bring local rows to `positions` (n_owned, 3) (collective).
+        """Bring local rows to `positions` (n_owned, 3) for the next evaluation (collective).
 
         Returns
         -------
@@ -111,12 +109,9 @@ class Steady:
         """
         if self._last is None or not self._launch_bound:
             return None
-        if self._seen is not None and self._seen.same(Contents((positions,))):
-            return self._missing
         place = self._place = self._place or self._settled(domain, dtype)
-        self._missing = place.move((positions - domain.offset).to(dtype))
-        self._seen = Contents((positions,))
-        return self._missing
+        self._updated = True
+        return place.move((positions - domain.offset).to(dtype))
 
     def _settled(self, domain: Domain, dtype: torch.dtype) -> PaddedDomain | _Still:
         """Return tensors for positions; those of the domain before where they have room on every rank (collective)."""
@@ -143,8 +138,9 @@ class Steady:
         first, repeated = self._last is None, wanted == self._last
         if repeated:
             self._decide()
-        self.update(domain, positions, dtype)
-        self._last, place = wanted, self._place
+        if not self._updated:
+            self.update(domain, positions, dtype)
+        self._updated, self._last, place = False, wanted, self._place
         if place is None or (self._pads and wanted - frozenset(OUTPUTS)):
             with nullcontext() if first else self._timed():
                 with self.timer.phase("exchange"):

@@ -118,7 +118,7 @@ def _batch(capture: str) -> list[np.ndarray]:
     with run.steady(capture):
         for step in range(4):
             out = run(sharded, wanted)
-            sharded.positions.add_(0.01 * torch.sin(sharded.ids[:, None] + torch.arange(3.0) + step))
+            sharded.positions.data.add_(0.01 * torch.sin(sharded.ids[:, None] + torch.arange(3.0) + step))
     rows = [collect(t, sharded.ids, sharded.n_global, group) for t in (out.forces, out.node_energy)]
     return [out.energy.numpy(), out.stress.numpy(), *rows]
 
