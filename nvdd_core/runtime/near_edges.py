@@ -95,6 +95,13 @@ class NearEdges:
         self._lists.append(neighbors)
         return len(self._lists) - 1
 
+    def count(
+        self, like: NearEdges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor
+    ) -> None:
+        """Choose for the lists and cutoffs of `like` as `of` would, without an evaluation that asks."""
+        for number, cutoff in like._choices:
+            self.of(self._lists[number], positions, cell, system, cutoff)
+
     def keep(self, before: NearEdges | None = None) -> None:
         """From now on give what `refresh` chose last, as many edges as there are now and some to spare.
 

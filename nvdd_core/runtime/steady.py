@@ -1,7 +1,8 @@
 """Evaluations between two rebuilds, whose shapes stay: on a GPU they are captured once and replayed.
 
 From the second evaluation of a domain on, positions of local rows are brought into tensors that stay in place
-(`Steady.update`), before the evaluation and outside of it. What follows reads these and nothing else that changes, so
+(`Steady.update`), before the evaluation and outside of it; from the first one on, where tensors of the domain before
+have room. What follows reads these and nothing else that changes, so
 a CUDA graph of it can be replayed: the hundreds of launches of a small system then cost the host one.
 
 A capture costs the host what an evaluation costs it, and memory of its own. So in the mode ``auto`` evaluations are
@@ -35,7 +36,7 @@ from nvdd_core.spec import CompilePolicy
 CAPTURE_MODES = ("auto", "on", "off")
 
 # The host takes the time where launching takes more than this part of what the device took in all.
-_LAUNCH_BOUND = 0.8
+_LAUNCH_BOUND = 0.9
 # Captured evaluations keep memory of their own beside that of others.
 _MOST_MEMORY = 0.4
 
@@ -105,26 +106,40 @@ class Steady:
         -------
         Tensor, shape (), or None
             Above zero if more edges have come within the cutoff than there was room for; None where that can't be, and
-            before there are steady evaluations: the first of a domain is like any other.
+            before there are steady evaluations.
         """
-        if self._last is None or not self._launch_bound:
+        if not self._launch_bound or (self._last is None and self._place is None):
             return None
         place = self._place = self._place or self._settled(domain, dtype)
         self._updated = True
         return place.move((positions - domain.offset).to(dtype))
 
+    def _resume(self, domain: Domain, positions: torch.Tensor, dtype: torch.dtype) -> None:
+        """Go on in the tensors of the domain before, if there are some and they have room on every rank (collective).
+
+        Without them the first evaluation of a domain is like any other, and tells how many edges there are.
+        """
+        padded = self._padded
+        if padded is None or not self._launch_bound:
+            return
+        local = domain.plan.forward((positions - domain.offset).to(dtype))
+        domain.near.count(padded.domain.near, local, domain.box.cell.to(dtype), domain.system)
+        if self._all_fit(padded, domain):
+            padded.load(domain)
+            self._place = padded
+
+    def _all_fit(self, padded: PaddedDomain, domain: Domain) -> bool:
+        return all(n for (n,) in self.mesh.all_gather_ints([int(padded.fits(domain))]))
+
     def _settled(self, domain: Domain, dtype: torch.dtype) -> PaddedDomain | _Still:
-        """Return tensors for positions; those of the domain before where they have room on every rank (collective)."""
+        """Return new tensors for positions (collective)."""
         if not self._pads:
             return _Still(domain, dtype)
-        padded = self._padded
-        fits = [n for (n,) in self.mesh.all_gather_ints([int(padded is not None and padded.fits(domain))])]
-        if padded is None or not all(fits):
-            self._captured.clear()
-            self._evaluated.clear()
-            padded = self._padded = PaddedDomain(domain, self.mesh, dtype, padded)
-        padded.load(domain)
-        return padded
+        self._captured.clear()
+        self._evaluated.clear()
+        self._padded = PaddedDomain(domain, self.mesh, dtype, self._padded)
+        self._padded.load(domain)
+        return self._padded
 
     def compute(
         self,
@@ -138,6 +153,8 @@ class Steady:
         first, repeated = self._last is None, wanted == self._last
         if repeated:
             self._decide()
+        if first:
+            self._resume(domain, positions, dtype)
         if not self._updated:
             self.update(domain, positions, dtype)
         self._updated, self._last, place = False, wanted, self._place
