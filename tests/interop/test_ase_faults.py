@@ -206,7 +206,6 @@ def test_an_argument_that_it_does_not_have() -> None:
         ({"options": {"sigma": lambda: 1}}, "option 'sigma' can't be sent to the processes"),
         ({"model": None}, "model is None: expected a model's name"),
     ],
-    ids=str,
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
