@@ -54,7 +54,7 @@ class Lister(Near):
         return batch.edge_vectors().square().sum() + batch.positions.new_zeros(batch.n_local)
 
 
-def _systems() -> list[System]:
+def systems() -> list[System]:
     pos, cell = fcc(3, 3, 3)
     shaken = pos + np.random.default_rng(0).normal(0.0, 0.05, pos.shape)
     open_one = System(shaken[:20] + 3.0, 40.0 * np.eye(3), (False,) * 3)
@@ -67,7 +67,7 @@ def _walk(capture: str, pads: bool, strategy: StrategyKind, spare: float | None 
         near_edges.LEAST_SPARE, near_edges._SOME = spare, 0
     try:
         group = mesh()
-        sharded = share(_systems()[:1], group)
+        sharded = share(systems()[:1], group)
         sharded.rows["velocities"] = initial_velocities(
             sharded.masses, sharded.ids, 900.0, 1, group.all_reduce_sum_
         )
@@ -112,7 +112,7 @@ def test_an_edge_too_many_rebuilds(rank_pool) -> None:
 
 def _batch(capture: str) -> list[np.ndarray]:
     group = mesh()
-    sharded = share(_systems(), group)
+    sharded = share(systems(), group)
     run = DistributedModel(Near(pads=True), DomainConfig(skin=0.4), group)
     wanted = {"energy", "forces", "stress", "node_energy"}
     with run.steady(capture):
@@ -133,7 +133,7 @@ def test_several_systems_and_every_output(rank_pool, world: int) -> None:
 
 def _padded() -> tuple[bool, bool, int]:
     group = mesh()
-    sharded = share(_systems()[:1], group)
+    sharded = share(systems()[:1], group)
     run = DistributedModel(Near(pads=True), DomainConfig(skin=0.4), group)
     run(sharded)
     domain = run.domain
@@ -155,7 +155,7 @@ def test_a_padded_domain_holds_the_rows(rank_pool, world: int) -> None:
 
 
 def test_a_model_that_reads_the_list_is_refused() -> None:
-    sharded = share(_systems()[:1], mesh())
+    sharded = share(systems()[:1], mesh())
     run = DistributedModel(Lister(pads=True), DomainConfig(skin=0.4))
     with run.steady("on"):
         run(sharded)
@@ -171,7 +171,7 @@ def test_unknown_mode_is_refused() -> None:
 
 def test_outside_a_run_nothing_stays() -> None:
     """The number of edges follows the positions again."""
-    sharded = share(_systems()[:1], mesh())
+    sharded = share(systems()[:1], mesh())
     model = Near(pads=True)
     run = DistributedModel(model, DomainConfig(skin=0.4))
     for _ in range(2):
