@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -118,7 +118,7 @@ class LongRange(Protocol):
         """Return what fits a cell."""
         ...
 
-    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
+    def engine(self, chosen: Splitting) -> partial[torch.Tensor]:
         """Make a `nvdd_pme.reciprocal.ReciprocalEngine` of what was chosen, for one cell and one neighbour list."""
         ...
 
@@ -128,7 +128,7 @@ class _Waves:
 
     choose = staticmethod(choose_waves)
 
-    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
+    def engine(self, chosen: Splitting) -> partial[torch.Tensor]:
         return partial(WaveSum(), alpha=chosen.alpha, reach=chosen.size, k_cutoff=chosen.k_cutoff)
 
 
@@ -140,7 +140,7 @@ class _Mesh:
     def __init__(self, engine: str) -> None:
         self._engine = engine
 
-    def engine(self, chosen: Splitting) -> Callable[..., torch.Tensor]:
+    def engine(self, chosen: Splitting) -> partial[torch.Tensor]:
         large = n_ranks() > 1 and math.prod(chosen.size) >= SHARDED_FROM
         sharded = self._engine == "sharded" or (self._engine == "auto" and large)
         engine: ReciprocalEngine = ShardedMesh() if sharded else ReplicatedMesh(one_cell=True)
@@ -237,6 +237,7 @@ class Coulomb:
 
     def _energy(self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the energies, (S,), e^2/Angstrom."""
+        engines = self._begun(batch, lists, charges)  # meshes are summed over ranks while pairs are computed
         points, extended = self._extended(batch, lists, charges)
         near = pair_energy(
             points,
@@ -248,7 +249,7 @@ class Coulomb:
             cutoff=self.cutoff,
         )
         own = torch.stack([charges[rows].square().sum() for rows in lists.owned])
-        far = torch.stack(self._reciprocal(batch, lists, charges, potential=False))
+        far = torch.stack(self._reciprocal(batch, lists, charges, engines, potential=False))
         energy: torch.Tensor = near - self.options.splitting / math.sqrt(math.pi) * own + far
         return energy
 
@@ -261,7 +262,9 @@ class Coulomb:
         near = near.new_zeros(batch.n_local).index_add(0, lists.rows, near)[: batch.n_owned]
         far = torch.zeros_like(near)
         for rows, values in zip(
-            lists.owned, self._reciprocal(batch, lists, charges, potential=True), strict=True
+            lists.owned,
+            self._reciprocal(batch, lists, charges, lists.engines, potential=True),
+            strict=True,
         ):
             far[rows] = values
         own = (2.0 * self.options.splitting / math.sqrt(math.pi)) * charges[: batch.n_owned]
@@ -276,14 +279,36 @@ class Coulomb:
         points = owned_receivers(batch.neighbors).extend(positions, batch.cell.double(), system)
         return points, charges[lists.rows]
 
+    def _begun(
+        self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor
+    ) -> Sequence[Callable[..., torch.Tensor]]:
+        """Begin what of each system's reciprocal part other ranks take part in; return the engines (collective)."""
+        if n_ranks() == 1:
+            return lists.engines
+        positions, cells = to_local(batch.positions).double(), batch.cell.double()
+        engines: list[Callable[..., torch.Tensor]] = []
+        for engine, rows, cell in zip(lists.engines, lists.owned, cells, strict=True):
+            if isinstance(engine.func, ReplicatedMesh):
+                begun = engine.func.begin(positions[rows], charges[rows], cell, **engine.keywords)
+                engines.append(partial(engine, begun=begun))
+            else:
+                engines.append(engine)
+        return engines
+
     def _reciprocal(
-        self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor, *, potential: bool
+        self,
+        batch: LocalBatch,
+        lists: _Lists,
+        charges: torch.Tensor,
+        engines: Sequence[Callable[..., torch.Tensor]],
+        *,
+        potential: bool,
     ) -> list[torch.Tensor]:
         """Return for each system this rank's share of the reciprocal energy, or the potential at its owned rows."""
         positions, cells = to_local(batch.positions).double(), batch.cell.double()
         return [
             engine(positions[rows], charges[rows], cell, potential=potential)
-            for engine, rows, cell in zip(lists.engines, lists.owned, cells, strict=True)
+            for engine, rows, cell in zip(engines, lists.owned, cells, strict=True)
         ]
 
     # -- what is chosen and kept -----------------------------------------------------------------------------------
@@ -329,12 +354,12 @@ class _Lists:
         Local row and system of each extended row of `owned_receivers`.
     owned : tuple of slice or Tensor
         Owned rows of each system.
-    engines : tuple of callable
+    engines : tuple of partial
         Of the reciprocal part, one a system.
     energy, potential : Pairs
     """
 
-    def __init__(self, batch: LocalBatch, engines: tuple[Callable[..., torch.Tensor], ...]) -> None:
+    def __init__(self, batch: LocalBatch, engines: tuple[partial[torch.Tensor], ...]) -> None:
         self.engines = engines
         edges = owned_receivers(batch.neighbors)
         self.rows = edges.extended_rows

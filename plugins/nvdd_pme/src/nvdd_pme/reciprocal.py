@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import all_reduce_sum_symmetric
+from nvdd_core.comm import Pending, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread
@@ -224,11 +224,10 @@ class _MeshEnergy(torch.autograd.Function):
         g: torch.Tensor,
         mesh: tuple[int, int, int],
         order: int,
+        begun: Pending | None,
     ) -> torch.Tensor:
-        ranks, ctx.order, ctx.mesh = current_dd_context().mesh, order, mesh
-        total = spread(points, charges, mesh, order)
-        if ranks is not None and ranks.size > 1:
-            ranks.all_reduce_sum_(total)
+        ctx.order, ctx.mesh = order, mesh
+        total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
         wave = torch.fft.rfftn(total)
         squared = _squared(wave, mesh[2]) if ctx.needs_input_grad[2] else None
         half = torch.fft.irfftn(wave.mul_(g), s=mesh, norm="forward")
@@ -247,7 +246,13 @@ class _MeshEnergy(torch.autograd.Function):
         else:
             read = 2.0 * grad * gather_slopes(points, half, ctx.order)
         for_g = None if squared is None else share * squared
-        return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None
+        return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None, None
+
+
+def _begun(points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int) -> Pending:
+    """Spread charges and begin to sum the mesh over ranks (collective)."""
+    total, ranks = spread(points, charges, mesh, order), current_dd_context().mesh
+    return Pending(total) if ranks is None else ranks.start_all_reduce_sum_(total)
 
 
 # -- the engine ------------------------------------------------------------------------------------------------
@@ -277,15 +282,32 @@ class ReplicatedMesh:
         mesh: tuple[int, int, int],
         order: int,
         potential: bool = False,
+        begun: Pending | None = None,
     ) -> torch.Tensor:
-        """See `ReciprocalEngine`."""
+        """See `ReciprocalEngine`; `begun` is what `begin` gave for the same arguments."""
         points = mesh_points(positions, cell, mesh)
         g = self._influence(cell, alpha, mesh, order)
         if potential:
             total = sum_over_ranks(spread(points, charges, mesh, order))
             return gather(points, mesh_potential(total, g), order)
-        share: torch.Tensor = exchanged(lambda at: _MeshEnergy.apply(at, charges, g, mesh, order), points)
+        share: torch.Tensor = exchanged(
+            lambda at: _MeshEnergy.apply(at, charges, g, mesh, order, begun), points
+        )
         return share
+
+    @staticmethod
+    @torch.no_grad()
+    def begin(
+        positions: torch.Tensor,
+        charges: torch.Tensor,
+        cell: torch.Tensor,
+        *,
+        alpha: float,
+        mesh: tuple[int, int, int],
+        order: int,
+    ) -> Pending:
+        """Begin to sum the mesh over ranks, so that the caller can do other things until it calls (collective)."""
+        return _begun(mesh_points(positions, cell, mesh), charges, mesh, order)
 
     def _influence(
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
