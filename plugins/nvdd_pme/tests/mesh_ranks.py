@@ -13,7 +13,7 @@ import torch
 
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, DomainContext, ShardedBatch
-from nvdd_core.runtime.context import enter_context
+from nvdd_core.runtime.context import enter_context, keep_graphs
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.testing import check_capturable
 from nvdd_pme.model import load_pme
@@ -141,15 +141,24 @@ def derivatives(
     return results
 
 
-def worst_differences(cases: list[Case]) -> list[tuple[Case, bool, float]]:
-    """Sharded on the ranks of the test against the replicated engine in one process, relative."""
+def worst_differences(cases: list[Case]) -> list[tuple[Case, bool, str, float]]:
+    """Both engines on the ranks of the test against the replicated one in one process, relative.
+
+    Derivatives are taken after the evaluation, as those of a loss are.
+    """
     group, found = ranks_of_test(), []
-    for case in cases:
-        for potential in (False, True):
-            got = derivatives(case, ShardedMesh(group), group, potential)
-            want = derivatives(Case(case.mesh, case.order), ReplicatedMesh(), Mesh.single(), potential)
+    keep_graphs()
+
+    def replicated(*args, **options) -> torch.Tensor:
+        with enter_context(DomainContext(is_distributed=True, mesh=group)):
+            return ReplicatedMesh()(*args, **options)
+
+    for case, potential in itertools.product(cases, (False, True)):
+        want = derivatives(Case(case.mesh, case.order), ReplicatedMesh(), Mesh.single(), potential)
+        for name, engine in (("sharded", ShardedMesh(group)), ("replicated", replicated)):
+            got = derivatives(case, engine, group, potential)
             scaled = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True)]
-            found.append((case, potential, max(scaled)))
+            found.append((case, potential, name, max(scaled)))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import Pending, all_reduce_sum_symmetric
+from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread
@@ -68,17 +68,23 @@ class ReciprocalEngine(Protocol):
 
 def sum_over_ranks(share: torch.Tensor) -> torch.Tensor:
     """Sum `share` over ranks by the symmetric all-reduce; in one process it is the sum (collective)."""
-    mesh = current_dd_context().mesh
-    if mesh is None or mesh.size == 1:
+    return _summed(share, current_dd_context().mesh)
+
+
+def _summed(share: torch.Tensor, ranks: Mesh | None) -> torch.Tensor:
+    if ranks is None or ranks.size == 1:
         return share
-    total: torch.Tensor = exchanged(lambda value: all_reduce_sum_symmetric(value, mesh), share)
+    total: torch.Tensor = exchanged(lambda value: all_reduce_sum_symmetric(value, ranks), share)
     return total
 
 
 def n_ranks() -> int:
     """Return how many ranks evaluate together."""
-    mesh = current_dd_context().mesh
-    return 1 if mesh is None else mesh.size
+    return _size(current_dd_context().mesh)
+
+
+def _size(ranks: Mesh | None) -> int:
+    return 1 if ranks is None else ranks.size
 
 
 def inverted(cell: torch.Tensor) -> torch.Tensor:
@@ -226,21 +232,22 @@ class _MeshEnergy(torch.autograd.Function):
         order: int,
         begun: Pending | None,
     ) -> torch.Tensor:
-        ctx.order, ctx.mesh = order, mesh
+        # a graph that is kept is differentiated after the evaluation, whose ranks are known here only
+        ctx.order, ctx.mesh, ctx.ranks = order, mesh, current_dd_context().mesh
         total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
         wave = torch.fft.rfftn(total)
         squared = _squared(wave, mesh[2]) if ctx.needs_input_grad[2] else None
         half = torch.fft.irfftn(wave.mul_(g), s=mesh, norm="forward")
         ctx.save_for_backward(points, charges, g, half, squared)
-        return torch.dot(total.view(-1), half.view(-1)) / n_ranks()
+        return torch.dot(total.view(-1), half.view(-1)) / _size(ctx.ranks)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         points, charges, g, half, squared = ctx.saved_tensors
-        share = grad / n_ranks()
+        share = grad / _size(ctx.ranks)
         if torch.is_grad_enabled():
-            total = sum_over_ranks(spread(points, charges, ctx.mesh, ctx.order))
-            read = gather_slopes(points, sum_over_ranks(share * mesh_potential(total, g)), ctx.order)
+            total = _summed(spread(points, charges, ctx.mesh, ctx.order), ctx.ranks)
+            read = gather_slopes(points, _summed(share * mesh_potential(total, g), ctx.ranks), ctx.order)
             if squared is not None:
                 squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
