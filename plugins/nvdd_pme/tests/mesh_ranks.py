@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from math import comb, factorial
+from unittest import mock
 
 import ase
 import numpy as np
 import pme_kit as kit
 import torch
 
+import nvdd_pme.model
 from nvdd_core.comm import Mesh
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, DomainContext, ShardedBatch
 from nvdd_core.runtime.context import enter_context, keep_graphs
@@ -160,6 +162,18 @@ def worst_differences(cases: list[Case]) -> list[tuple[Case, bool, str, float]]:
             scaled = [float((a - b).abs().max() / b.abs().max()) for a, b in zip(got, want, strict=True)]
             found.append((case, potential, name, max(scaled)))
     return found
+
+
+def worst_beside(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> float:
+    """The largest difference in forces and stress where the mesh is summed while pairs are computed, as on GPUs."""
+    found = []
+    for devices in ({"cuda"}, {"cpu"}):
+        with mock.patch.object(nvdd_pme.model, "BESIDE", devices):
+            sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
+            run = DistributedModel(source.load(), DomainConfig(), mesh)
+            out = run(sharded, {"energy", "forces", "stress"})
+            found.append(torch.cat([out.energy, out.forces.flatten(), out.stress.flatten()]))
+    return float((found[0] - found[1]).abs().max())
 
 
 def worst_after_steps(case: Case, furthest: float) -> list[tuple[bool, float, int, bool]]:

@@ -102,6 +102,12 @@ def test_a_pair_is_evaluated_once(n_ranks):
     assert max(shares) < 1.1 * alone / n_ranks
 
 
+def test_a_mesh_summed_beside_the_pairs():
+    run = ModelSource("nvdd_pme.model:load_pme", {"cutoff": 6.0, "engine": "replicated"}), sorted_salt()
+    for worst in pool(2).run(mesh_ranks.worst_beside, *run):
+        assert worst < 1e-12
+
+
 @pytest.mark.parametrize("model", ["ewald", "pme"])
 def test_charges_of_another_model_on_ranks(model):
     """O-31 on ranks: neighbours of a ghost decide about its charge."""

@@ -111,6 +111,10 @@ def load_pme(
     return Coulomb("pme", options, _Mesh(engine), charges, dtype=dtype, device=device)
 
 
+# Where a sum over ranks goes on by itself. A CPU computes it, and two ranks take 43.5 instead of 42.4 ms.
+BESIDE = {"cuda"}
+
+
 class LongRange(Protocol):
     """The reciprocal part of one model."""
 
@@ -237,7 +241,7 @@ class Coulomb:
 
     def _energy(self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the energies, (S,), e^2/Angstrom."""
-        engines = self._begun(batch, lists, charges)  # meshes are summed over ranks while pairs are computed
+        engines = self._begun(batch, lists, charges)
         points, extended = self._extended(batch, lists, charges)
         near = pair_energy(
             points,
@@ -282,8 +286,8 @@ class Coulomb:
     def _begun(
         self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor
     ) -> Sequence[Callable[..., torch.Tensor]]:
-        """Begin what of each system's reciprocal part other ranks take part in; return the engines (collective)."""
-        if n_ranks() == 1:
+        """Begin to sum meshes over ranks, which goes on while pairs are computed; return engines (collective)."""
+        if n_ranks() == 1 or charges.device.type not in BESIDE:
             return lists.engines
         positions, cells = to_local(batch.positions).double(), batch.cell.double()
         engines: list[Callable[..., torch.Tensor]] = []
