@@ -63,7 +63,8 @@ class Nvdd:
         self.model = model
         self.sharded = ShardedBatch.scatter(Batch.from_ase(atoms), Mesh.single(model.device))
         self.run = DistributedModel(model, DomainConfig())
-        ExitStack().enter_context(self.run.steady("auto"))  # for the life of the process
+        self._steady = ExitStack()  # kept: with its last reference the steady evaluations would end
+        self._steady.enter_context(self.run.steady("auto"))
         for _ in range(4):
             self()
 
