@@ -139,10 +139,9 @@ class DistributedModel:
         """
         wanted = results.wanted_names(outputs)
         self.check_outputs(wanted)
-        known = (
-            not self.is_current(sharded) or self.asks_first
-        )  # whether the list is good, before the evaluation
-        if not self.is_current(sharded):
+        current = self.is_current(sharded)
+        known = not current or self.asks_first  # before the evaluation, that the list is good
+        if not current:
             self.rebuild(sharded, check=True)
         elif known and not self._unmoved(sharded):
             self.rebuild(sharded)

@@ -79,14 +79,11 @@ class PaddedDomain:
             device=index.device, dtype=dtype
         )
         self._lists = _lists(domain)
-        names = {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids}
         self._rows = {
-            name: t.new_zeros((self.plan.n_local, *t.shape[1:]))
-            for name, t in (names | domain.fields).items()
+            name: t.new_zeros((self.plan.n_local, *t.shape[1:])) for name, t in _row_data(domain).items()
         }
         self.local = torch.zeros((self.plan.n_local, 3), dtype=dtype, device=index.device)
-        place = self._place(domain.plan)
-        near = domain.near.placed(place, self._lists)
+        near = domain.near.placed(self._place(domain.plan), self._lists)
         near.keep(None if before is None else before.domain.near)
         fields = {name: self._rows[name] for name in domain.fields}
         self.domain: Domain = replace(
@@ -115,13 +112,10 @@ class PaddedDomain:
             plan.n_owned <= max(0, self.plan.n_owned - 2)
             and (plan.n_owned > 0) == (self.plan.n_owned > 0)
             and all(n <= room for n, room in pairs)
-            and self._lists_alike(domain)
+            and len(self.domain.parts) == len(domain.parts)
             and self.domain.fields.keys() == domain.fields.keys()
             and self.domain.near.fits(domain.near)
         )
-
-    def _lists_alike(self, domain: Domain) -> bool:
-        return len(self.domain.parts) == len(domain.parts)
 
     def load(self, domain: Domain) -> None:
         """Take the rows and edges of a domain that fits on every rank (collective)."""
@@ -133,9 +127,7 @@ class PaddedDomain:
             part[: index.shape[0]].copy_(index)
             part[index.shape[0] :].zero_()
             start += room
-        for name, t in (
-            {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids} | domain.fields
-        ).items():
+        for name, t in _row_data(domain).items():
             self._rows[name].copy_(self.plan.forward(self._padded(t[: plan.n_owned])))
         self.domain.box.cell.copy_(domain.box.cell)
         self._first.fill_(plan.n_owned)
@@ -176,6 +168,11 @@ class PaddedDomain:
             for start, n in zip(starts, plan.recv_splits, strict=False)  # the last is the end
         ]
         return torch.cat([torch.arange(plan.n_owned, device=device), *ghosts])
+
+
+def _row_data(domain: Domain) -> dict[str, torch.Tensor]:
+    """Return all that a domain holds of its local rows but positions."""
+    return {"numbers": domain.numbers, "system": domain.system, "ids": domain.ids} | domain.fields
 
 
 def _lists(domain: Domain) -> list[Any]:
