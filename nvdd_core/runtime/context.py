@@ -53,6 +53,8 @@ class DomainContext:
     may_move : float
         How far (Angstrom) a row may be from where it was when the neighbour list was made; results with one further
         away are thrown away.
+    padded : bool
+        Whether there are rows and edges that stand for none, so that their numbers stay (`CompilePolicy.pads`).
     """
 
     is_distributed: bool = False
@@ -62,6 +64,7 @@ class DomainContext:
     scatter: ScatterMode = ScatterMode.LOCAL
     rows: RowScope = _NO_ROWS
     may_move: float = 0.0
+    padded: bool = False
 
     @property
     def n_owned(self) -> int | None:

@@ -539,7 +539,10 @@ class DistributedModel:
         domain, scatter = self.domain, self.spec.dispatch_rules.scatter
         scattered = self.mesh.size > 1
         strategy, may_move = self.config.strategy, 0.5 * self.config.skin
-        return DomainContext(scattered, self.mesh, domain.plan, strategy, scatter, self._scope(), may_move)
+        padded = domain.real is not None
+        return DomainContext(
+            scattered, self.mesh, domain.plan, strategy, scatter, self._scope(), may_move, padded
+        )
 
     def _scope(self) -> RowScope:
         return RowScope(self._halo, self._halo_config, self.spec, self.domain.cell.shape[0])

@@ -23,8 +23,9 @@ from nvdd_core.partition import apply_by_segment
 Edges = tuple[torch.Tensor, torch.Tensor]
 """``edge_index`` (2, E) int64, sender and receiver, and ``shifts`` (E, 3) int64 of the sender in whole cells."""
 
-# Room for pairs that come closer before the next rebuild: a share of all, and some.
-LEAST_SPARE, MOST_SPARE, _SOME = 1 / 64, 1 / 8, 64
+# Room for pairs that come closer before the next rebuild: a share of all, and by how much their number wavers, which
+# is its root where pairs come and go by themselves.
+LEAST_SPARE, MOST_SPARE, _WAVERS = 1 / 256, 1 / 8, 4.0
 
 
 class EdgeList(Protocol):
@@ -113,7 +114,7 @@ class NearEdges:
             grown = 0.0 if earlier is None else choice.count / max(1, earlier.sized) - 1.0
             spare = min(MOST_SPARE, max(LEAST_SPARE, grown))
             # without owned rows there are no edges, nor rows for those that fill up
-            size = choice.count + int(spare * choice.count) + _SOME if index.shape[1] else 0
+            size = choice.count + _room(choice.count, spare) if index.shape[1] else 0
             choice.sized = choice.count
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
@@ -123,7 +124,7 @@ class NearEdges:
             return False
         for key, choice in self._choices.items():
             new, size = other._choices[key], 0 if choice.kept is None else choice.kept[1].shape[0]
-            if new.count + int(0.25 * LEAST_SPARE * new.count) > size:
+            if new.count + _room(new.count, LEAST_SPARE) // 4 > size:
                 return False
         return True
 
@@ -182,6 +183,11 @@ class NearEdges:
             kept_shifts.masked_fill_((surplus >= 0)[:, None], 0)
             missing = missing + (n_near - size).clamp_min(0)
         return missing
+
+
+def _room(count: int, share: float) -> int:
+    """Return how many edges there is room for beside `count`."""
+    return int(share * count + _WAVERS * count**0.5) + 1
 
 
 def _moves(edges: Edges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:

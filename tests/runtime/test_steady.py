@@ -63,8 +63,9 @@ def systems() -> list[System]:
 
 def _walk(capture: str, pads: bool, strategy: StrategyKind, spare: float | None = None) -> dict[str, Any]:
     """Hot dynamics of two systems: rows migrate, edges come and go."""
+    kept = near_edges.LEAST_SPARE, near_edges._WAVERS
     if spare is not None:
-        near_edges.LEAST_SPARE, near_edges._SOME = spare, 0
+        near_edges.LEAST_SPARE, near_edges._WAVERS = spare, 0.0
     try:
         group = mesh()
         sharded = share(systems()[:1], group)
@@ -82,7 +83,7 @@ def _walk(capture: str, pads: bool, strategy: StrategyKind, spare: float | None 
             "edges": model.edges,
         }
     finally:
-        near_edges.LEAST_SPARE, near_edges._SOME = 1 / 64, 64
+        near_edges.LEAST_SPARE, near_edges._WAVERS = kept
 
 
 @pytest.mark.parametrize("strategy", list(StrategyKind))

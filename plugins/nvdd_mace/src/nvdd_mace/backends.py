@@ -9,11 +9,13 @@ from __future__ import annotations
 import copy
 import importlib.util
 import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from nvdd_core.errors import InputError
+from nvdd_core.runtime import current_dd_context
 from nvdd_mace.foreign import built_in, imported
 from nvdd_mace.trial import trial_cluster, trial_forces
 
@@ -97,41 +99,67 @@ def _run(model: MaceModel, converter: str) -> torch.nn.Module:
 
 
 class KeptRows:
-    """Gives a convolution the same number of rows again, as rows come and go.
+    """Calls a fused convolution with numbers of rows that seldom change, and for no ghost's sum.
 
-    cuEquivariance times its kernels anew for each number of rows that edges point into (0.6 to 3 s), which changes on
-    several ranks whenever atoms migrate. So rows of zeros, to which no edge points, are put below, up to a number that
-    is kept: first what is needed, an eighth more than that once it didn't do.
+    cuEquivariance times its kernels anew for each number of rows that edges point into (0.6 to 3 s), those of the
+    derivative into senders too, and both change on several ranks whenever atoms migrate. So rows of zeros, to which no
+    edge points, are put below, up to a number that is kept: first what is needed, an eighth more than that once it
+    didn't do. On a padded domain numbers stay by themselves.
+
+    Parameters
+    ----------
+    fused : callable
+        ``forward`` of a ``cuequivariance_torch.SegmentedPolynomial`` as mace calls it: weights, rows and edges'
+        attributes; which row each edge takes; a tensor with as many rows as are to be summed into; which one each edge
+        goes to.
     """
 
+    def __init__(self, fused: Callable[..., Any]) -> None:
+        self._fused = fused
+        self._senders, self._receivers = _Room(), _Room()
+
+    def __call__(
+        self,
+        inputs: Sequence[torch.Tensor],
+        senders: dict[int, torch.Tensor],
+        shapes: dict[int, torch.Tensor],
+        receivers: dict[int, torch.Tensor],
+    ) -> list[torch.Tensor]:
+        """Return the one output, of owned rows only where edges enter no other."""
+        weights, rows, attributes = inputs
+        wanted = n = rows.shape[0]
+        context = current_dd_context()
+        if context.exchanges and context.plan is not None and n == context.plan.n_local:
+            wanted = context.plan.n_owned
+        sent, summed = n, wanted
+        if not context.padded:
+            sent, summed = self._senders.holding(n), self._receivers.holding(wanted)
+        rows = rows if sent == n else torch.nn.functional.pad(rows, (0, 0, 0, sent - n))
+        shape = shapes[0] if summed == n else rows.new_empty((1, 1)).expand(summed, 1)
+        (out,) = self._fused([weights, rows, attributes], senders, {0: shape}, receivers)
+        return [out[:wanted]]
+
+
+class _Room:
+    """A number of rows that is kept."""
+
     def __init__(self) -> None:
-        self.kept = 0
-        self.given = 0
+        self._kept = 0
 
-    def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Put rows below those of the first argument; a forward pre-hook."""
-        rows = args[0]
-        n = self.given = rows.shape[0]
-        if n > 2 * self.kept or 2 * n < self.kept:  # another system
-            self.kept = n
-        elif n > self.kept:
-            self.kept = n + n // 8
-        if n == self.kept:
-            return args
-        return torch.nn.functional.pad(rows, (0, 0, 0, self.kept - n)), *args[1:]
-
-    def after(self, module: torch.nn.Module, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """Take them away again; a forward hook."""
-        return output[: self.given]
+    def holding(self, n: int) -> int:
+        """Return the number kept for `n` rows."""
+        if n > 2 * self._kept or 2 * n < self._kept:  # another system
+            self._kept = n
+        elif n > self._kept:
+            self._kept = n + n // 8
+        return self._kept
 
 
 def keep_rows(module: torch.nn.Module) -> None:
-    """Hook `KeptRows` into each fused convolution of a converted module."""
+    """Put `KeptRows` around each fused convolution of a converted module."""
     for name, part in module.named_modules():
         if name.endswith(".conv_tp") and hasattr(part, "original_forward"):
-            rows = KeptRows()
-            part.register_forward_pre_hook(rows.before)
-            part.register_forward_hook(rows.after)
+            part.original_forward = KeptRows(part.original_forward)
 
 
 def disagreement(one: MaceModel, other: MaceModel) -> float:

@@ -211,9 +211,12 @@ class MaceModel:
         edge_index, unit_shifts = batch.near_edges(self.cutoff)  # mace works on no pair of the skin
         # mace adds the shift to the receiver, nvdd to the sender
         unit_shifts = -unit_shifts.to(positions.dtype)
-        of_edge = batch.system.index_select(0, edge_index[0])
-        shifts = torch.einsum("ei,eij->ej", unit_shifts, batch.cell.index_select(0, of_edge))
         n_systems = batch.n_systems
+        if n_systems == 1:
+            shifts = unit_shifts @ batch.cell[0]
+        else:
+            of_edge = batch.system.index_select(0, edge_index[0])
+            shifts = torch.einsum("ei,eij->ej", unit_shifts, batch.cell.index_select(0, of_edge))
         device = positions.device
         return {
             "positions": positions,
