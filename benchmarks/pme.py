@@ -51,7 +51,9 @@ def ions(n: int) -> ase.Atoms:
     grid = np.stack(np.meshgrid(*[np.arange(m)] * 3, indexing="ij"), -1).reshape(-1, 3)
     side = m * 10.0 ** (1 / 3)
     shaken = grid + 0.3 * np.random.default_rng(0).uniform(-1, 1, grid.shape)
-    atoms = ase.Atoms("H" * m**3, positions=shaken * side / m, cell=[side] * 3, pbc=True)
+    atoms = ase.Atoms(
+        numbers=np.ones(m**3, dtype=int), positions=shaken * side / m, cell=[side] * 3, pbc=True
+    )
     atoms.set_array("charges", np.where(grid.sum(1) % 2, 1.0, -1.0))
     return atoms
 
@@ -243,7 +245,7 @@ def two_ranks(n: int, accuracy: float, rounds: int, engine: str, device: str) ->
     try:
         for _ in range(rounds):
             for ranks, pool in pools.items():
-                found[ranks] += [max(pool.run(steps_on_ranks, n, options, 5), key=lambda one: one["s"])]
+                found[ranks] += [max(pool.run(steps_on_ranks, n, options, 10), key=lambda one: one["s"])]
     finally:
         for pool in pools.values():
             pool.close()

@@ -25,8 +25,9 @@ from nvdd_core.runtime.near_edges import EdgeList, Edges
 
 # How far rows that stand for none are from each other, Angstrom: no distance is zero, or its derivative is no number.
 _STEP = (0.9, 1.1, 1.3)
-# Rows come and go as they cross from domain to domain.
-_SPARE_SHARE, _SPARE = 64, 16
+# Rows come and go as they cross from domain to domain. Ghosts, of which a border has few, waver more; nothing is
+# computed for those to spare.
+_SPARE_SHARE, _SPARE, _GHOSTS_WAVER = 64, 16, 4.0
 
 
 class _NoList:
@@ -61,15 +62,21 @@ class PaddedDomain:
     dtype : torch.dtype
         Of positions.
     before : PaddedDomain, optional
-        One that no longer has room.
+        One that no longer has room, for edges or for rows. Where it had room this one is of the same size, so that
+        kernels that are chosen by size needn't be chosen again.
     """
 
     def __init__(
         self, domain: Domain, mesh: Mesh, dtype: torch.dtype, before: PaddedDomain | None = None
     ) -> None:
         plan, rows = domain.plan, domain.plan.n_owned
-        n_owned = _spared(rows) if rows else 0
-        send = [_spared(n) if rows and peer != mesh.rank else 0 for peer, n in enumerate(plan.send_splits)]
+        known = before.plan if before is not None else None
+        n_owned = _kept(0 if known is None else known.n_owned, rows + 2, _spared(rows)) if rows else 0
+        earlier = (0,) * mesh.size if known is None else known.send_splits
+        send = [
+            _kept(had, n, _spared(n, _GHOSTS_WAVER)) if rows and peer != mesh.rank else 0
+            for peer, (n, had) in enumerate(zip(plan.send_splits, earlier, strict=True))
+        ]
         told = mesh.all_gather_ints(send)
         receive = tuple(row[mesh.rank] for row in told)
         index = torch.zeros(sum(send), dtype=torch.int64, device=domain.ids.device)
@@ -182,5 +189,10 @@ def _lists(domain: Domain) -> list[Any]:
     return [known.setdefault(id(one), _NoList(0)) for one in found]
 
 
-def _spared(n: int) -> int:
-    return n + n // _SPARE_SHARE + _SPARE
+def _spared(n: int, wavers: float = 0.0) -> int:
+    return n + n // _SPARE_SHARE + _SPARE + int(wavers * n**0.5)
+
+
+def _kept(had: int, needed: int, wanted: int) -> int:
+    """Return the size that there was, if it does and isn't far too large; otherwise the one wanted."""
+    return had if needed <= had <= 2 * wanted else wanted

@@ -35,8 +35,9 @@ from nvdd_core.spec import CompilePolicy
 
 CAPTURE_MODES = ("auto", "on", "off")
 
-# The host takes the time where launching takes more than this part of what the device took in all.
-_LAUNCH_BOUND = 0.9
+# The host takes the time where launching takes more than this part of what the device took in all. Where one capture
+# serves domain after domain it pays earlier: after a rebuild or a vote the device waits for what is launched.
+_LAUNCH_BOUND, _LAUNCH_BOUND_PADDED = 0.9, 0.5
 # Captured evaluations keep memory of their own beside that of others.
 _MOST_MEMORY = 0.4
 
@@ -182,7 +183,8 @@ class Steady:
     def _decide(self) -> None:
         """Agree on whether evaluations are to be captured, once one was timed (collective)."""
         if self._launch_bound is None and self._timing is not None:
-            mine = [int(self._timing.launch_bound()), int(_plenty_of_memory(self.mesh.device))]
+            limit = _LAUNCH_BOUND_PADDED if self._pads else _LAUNCH_BOUND
+            mine = [int(self._timing.launch_bound(limit)), int(_plenty_of_memory(self.mesh.device))]
             told = self.mesh.all_gather_ints(mine)  # one slow host holds up all
             self._launch_bound = any(bound for bound, _ in told) and all(room for _, room in told)
 
@@ -259,11 +261,11 @@ class _Timing(AbstractContextManager[None]):
         self._host += time.perf_counter()
         self._end.record()
 
-    def launch_bound(self) -> bool:
+    def launch_bound(self, limit: float) -> bool:
         """Compare the two (waits for the evaluation)."""
         self._end.synchronize()
         device = 1e-3 * float(self._begin.elapsed_time(self._end))
-        return self._host > _LAUNCH_BOUND * device
+        return self._host > limit * device
 
 
 def obstacle(mesh: Mesh, policy: CompilePolicy) -> str | None:

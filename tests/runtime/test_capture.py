@@ -64,7 +64,7 @@ class Timing:
 
     def __exit__(self, *exc: object) -> None: ...
 
-    def launch_bound(self) -> bool:
+    def launch_bound(self, limit: float) -> bool:
         return self.bound[mesh_of_test().rank]
 
 
