@@ -70,7 +70,7 @@ class PaddedDomain:
         self, domain: Domain, mesh: Mesh, dtype: torch.dtype, before: PaddedDomain | None = None
     ) -> None:
         plan, rows = domain.plan, domain.plan.n_owned
-        known = before.plan if before is not None else None
+        known: HaloPlan | None = before.plan if before is not None else None
         n_owned = _kept(0 if known is None else known.n_owned, rows + 2, _spared(rows)) if rows else 0
         earlier = (0,) * mesh.size if known is None else known.send_splits
         send = [
@@ -80,7 +80,7 @@ class PaddedDomain:
         told = mesh.all_gather_ints(send)
         receive = tuple(row[mesh.rank] for row in told)
         index = torch.zeros(sum(send), dtype=torch.int64, device=domain.ids.device)
-        self.plan = HaloPlan(mesh, n_owned, index, tuple(send), receive)
+        self.plan: HaloPlan = HaloPlan(mesh, n_owned, index, tuple(send), receive)
         self._first = torch.zeros((), dtype=torch.int64, device=index.device)
         self._steps = torch.arange(1, n_owned + 1, device=index.device)[:, None] * torch.tensor(_STEP).to(
             device=index.device, dtype=dtype

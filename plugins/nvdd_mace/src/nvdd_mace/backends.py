@@ -16,6 +16,7 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import current_dd_context
+from nvdd_mace.blockwise import summed_rows
 from nvdd_mace.foreign import built_in, imported
 from nvdd_mace.trial import trial_cluster, trial_forces
 
@@ -127,12 +128,10 @@ class KeptRows:
     ) -> list[torch.Tensor]:
         """Return the one output, of owned rows only where edges enter no other."""
         weights, rows, attributes = inputs
-        wanted = n = rows.shape[0]
-        context = current_dd_context()
-        if context.exchanges and context.plan is not None and n == context.plan.n_local:
-            wanted = context.plan.n_owned
+        n = rows.shape[0]
+        wanted = summed_rows(n)
         sent, summed = n, wanted
-        if not context.padded:
+        if not current_dd_context().padded:
             sent, summed = self._senders.holding(n), self._receivers.holding(wanted)
         rows = rows if sent == n else torch.nn.functional.pad(rows, (0, 0, 0, sent - n))
         shape = shapes[0] if summed == n else rows.new_empty((1, 1)).expand(summed, 1)

@@ -7,6 +7,7 @@ Invariant: a model holds no row of the system. Layer: plugin.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from nvdd_core.errors import InputError
 from nvdd_core.runtime import LocalBatch, MLIPSpec, current_dd_context, refresh_neighbors
 from nvdd_core.spec import StrategyKind
 from nvdd_mace.backends import converted, require_backend
+from nvdd_mace.blockwise import Blocks, edges_at_once, serves_blocks
 from nvdd_mace.checkpoint import read_model
 from nvdd_mace.inspection import (
     LARGEST_NUMBER,
@@ -41,6 +43,7 @@ def load(
     trust: object = False,
     trainable: object = False,
     backend: str = "e3nn",
+    blockwise: object = "auto",
 ) -> MaceModel:
     """Make a model from a file that mace-torch wrote.
 
@@ -60,6 +63,9 @@ def load(
         Keep gradients of parameters, for `DistributedModel.differentiable`; costs memory otherwise.
     backend : str
         ``e3nn``; ``cueq`` or ``oeq`` convert by mace's own converters, where these packages are installed.
+    blockwise : bool, int or "auto"
+        Whether messages are made a block of edges at a time and none is kept, which saves more than half of e3nn's
+        memory, see `nvdd_mace.blockwise`; a number says how many edges are a block.
 
     Raises
     ------
@@ -74,9 +80,16 @@ def load(
         raise InputError(f"mace: dtype {dtype} is not served; give float32 or float64")
     require_backend(backend)
     trains = flag("trainable", trainable)
+    block = edges_at_once(blockwise, torch.device(device), trains=trains)
+    if block and backend != "e3nn" and blockwise != "auto":
+        raise InputError(
+            f"mace: blockwise is for backend=e3nn; kernels of backend={backend} keep no messages"
+        )
     module = read_model(str(checkpoint), trust=flag("trust", trust))
     model = MaceModel(module.to(dtype), dtype=dtype, device=device, head=head, trainable=trains)
     model = model if backend == "e3nn" else converted(model, backend)
+    if block and backend == "e3nn" and (blockwise != "auto" or serves_blocks(model.module)):
+        model.around = Blocks(model.module, block)
     settle(model)
     return model
 
@@ -92,6 +105,11 @@ class MaceModel:
     device : torch.device or str
     head : str, optional
     trainable : bool
+
+    Attributes
+    ----------
+    around : context manager
+        Entered for the time of an evaluation.
 
     Raises
     ------
@@ -119,6 +137,7 @@ class MaceModel:
         module.to(dtype=dtype, device=self.device).eval().requires_grad_(trainable)
         self.module: Any = cast(Any, module)
         self.head = chosen_head(module, head)
+        self.around: AbstractContextManager[None] = nullcontext()
         self.cutoff = float(self.module.r_max)
         self.layers = len(self.module.interactions)
         numbers = [int(z) for z in self.module.atomic_numbers]
@@ -188,7 +207,8 @@ class MaceModel:
         """
         if batch.n_owned == 0:
             return {"node_energy": self._without_rows(batch)}
-        out = self.module(self.inputs(batch), training=False, compute_force=False)
+        with self.around:
+            out = self.module(self.inputs(batch), training=False, compute_force=False)
         return {"node_energy": out["node_energy"][: batch.n_owned]}
 
     def _without_rows(self, batch: LocalBatch) -> torch.Tensor:
