@@ -165,9 +165,8 @@ def nvdd(args: argparse.Namespace, cells: Cells, mesh: Any, model: Any) -> dict[
     distributed.timer._every = 1  # time every step, not one of sixteen
     clock = Clock(distributed, args.steps)
     runner = DomainParallel(einstein_crystal(sharded, cells), distributed, [clock], capture=args.capture)
-    runner.run(
-        sharded, 2 * args.steps
-    )  # the first half warms up, as bare evaluations do: kernels are chosen, graphs made
+    # the first half warms up, as bare evaluations do: kernels are chosen, graphs made
+    runner.run(sharded, 2 * args.steps)
     start, end = clock.seen
     wall = 1e3 * (end["time"] - start["time"]) / args.steps
     phases = {name: 1e3 * s / args.steps for name, s in end["seconds"].items()}
