@@ -129,7 +129,7 @@ def fused(mesh: Mesh, path, job):
     """Evaluate a job by a model whose convolutions gather and sum inside one call, as fused kernels do."""
     from mace.modules.wrapper_ops import with_scatter_sum
 
-    served = load(dtype=torch.float64, device="cpu", checkpoint=path, trust=True)
+    served = load(dtype=torch.float64, device="cpu", checkpoint=path, trust=True, blockwise=False)
     for block in served.module.interactions:
         with_scatter_sum(block.conv_tp)
         block.conv_fusion = True

@@ -117,7 +117,7 @@ def test_a_mace_without_fused_convolutions(made, monkeypatch):
     monkeypatch.setattr("nvdd_mace.model.serves_blocks", lambda module: False)
     path, _ = made()
     assert not isinstance(loaded(path).around, Blocks)
-    with pytest.raises(InputError, match="needs a later release of mace-torch"):
+    with pytest.raises(InputError, match="needs a release of mace-torch whose interactions"):
         loaded(path, blockwise=True)
 
 
@@ -140,4 +140,7 @@ def test_what_tells_whether_blocks_are_served(made):
     module = torch.nn.Module()
     module.interactions = torch.nn.ModuleList([Interaction()])
     assert not serves_blocks(module)
-    assert serves_blocks(made()[1])
+    served = loaded(made()[0]).module
+    assert serves_blocks(served)
+    served.interactions[1].conv_fusion = True
+    assert not serves_blocks(served)

@@ -52,9 +52,12 @@ def edges_at_once(blockwise: object, device: torch.device, *, trains: bool) -> i
 
 
 def serves_blocks(module: torch.nn.Module) -> bool:
-    """Tell whether this release of mace calls convolutions that sum for themselves, in every interaction."""
+    """Tell whether this release of mace calls convolutions that sum for themselves, and the model has none yet."""
     # mace asks for an attribute of this name, so it is among the constants of its code
-    return all("conv_fusion" in type(one).forward.__code__.co_consts for one in _interactions(module))
+    return all(
+        "conv_fusion" in type(one).forward.__code__.co_consts and not hasattr(one, "conv_fusion")
+        for one in _interactions(module)
+    )
 
 
 class Blocks(AbstractContextManager[None]):
@@ -77,8 +80,8 @@ class Blocks(AbstractContextManager[None]):
     def __init__(self, module: torch.nn.Module, block: int) -> None:
         if not serves_blocks(module):
             raise InputError(
-                "mace: blockwise needs a later release of mace-torch: this one can't do with convolutions that sum for "
-                "themselves"
+                "mace: blockwise needs a release of mace-torch whose interactions can do with convolutions that sum "
+                "for themselves, and a model that has none yet"
             )
         self._interactions = _interactions(module)
         self._parts = [
