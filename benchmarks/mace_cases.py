@@ -277,7 +277,12 @@ def on_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
         warnings.simplefilter("always")
         if args.kind == "nvdd":
             model = load(
-                dtype=torch.float32, device=device, checkpoint=args.model, trust=True, backend=args.backend
+                dtype=torch.float32,
+                device=device,
+                checkpoint=args.model,
+                trust=True,
+                backend=args.backend,
+                blockwise=args.blockwise,
             )
     parity = [str(w.message) for w in told if "differ by at most" in str(w.message)]
     for text in args.cells:
@@ -314,6 +319,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--skin", type=float, default=0.5)
+    parser.add_argument("--blockwise", default="auto", help="auto, true, false or how many edges at a time")
     parser.add_argument("--capture", default="auto", help="in CUDA graphs: auto, on, off")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--reference", default="", help="file of bare forces: bare writes it, nvdd compares")
