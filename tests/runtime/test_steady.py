@@ -6,6 +6,7 @@ is held to Rule W by ``benchmarks/plugin_check.py`` and ``benchmarks/mace_check.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,32 @@ def test_a_padded_domain_holds_the_rows(rank_pool, world: int) -> None:
         assert same
         assert fits
         assert surplus == 0
+
+
+def _sized_again() -> tuple[bool, bool]:
+    """Whether a domain of a few rows less is given the same room, and one of half as many rows less."""
+    group = mesh()
+    sharded = share(systems()[:1], group)
+    run = DistributedModel(Near(pads=True), DomainConfig(skin=0.4), group)
+    run(sharded)
+    before = PaddedDomain(run.domain, group, torch.float64)
+    plan = before.plan
+    again = PaddedDomain(run.domain, group, torch.float64, before).plan
+    same = (again.n_owned, again.send_splits, again.recv_splits) == (
+        plan.n_owned,
+        plan.send_splits,
+        plan.recv_splits,
+    )
+    before.plan = dataclasses.replace(plan, n_owned=3 * plan.n_owned, send_splits=(0,) * group.size)
+    other = PaddedDomain(run.domain, group, torch.float64, before).plan
+    return same, (other.n_owned, other.send_splits) == (plan.n_owned, plan.send_splits)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_sizes_are_kept_unless_they_are_far_too_large_or_too_small(rank_pool, world: int) -> None:
+    for same, sized in rank_pool(world).run(_sized_again):
+        assert same
+        assert sized
 
 
 def test_a_model_that_reads_the_list_is_refused() -> None:
