@@ -213,9 +213,9 @@ class _Sum(torch.autograd.Function):
         end = 1 + ctx.n_parts  # of rows and what edges have
         again = torch.is_grad_enabled()  # a derivative of this derivative is wanted
         wanted = [place for place, needs in enumerate(ctx.needs_input_grad[5:]) if needs]
-        totals: dict[int, Any] = {place: [] if 0 < place < end else 0.0 for place in wanted}
-        if 0 in wanted:
-            totals[0] = torch.zeros_like(inputs[0])
+        of_rows = torch.zeros_like(inputs[0])
+        of_edges: dict[int, list[torch.Tensor]] = {}
+        of_trained: dict[int, Any] = {}
         for block in ctx.blocks:
             senders, receivers = edges[:, block]
             with torch.enable_grad():
@@ -223,23 +223,16 @@ class _Sum(torch.autograd.Function):
                 if not again:
                     taken = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(taken)]
                 messages = ctx.module.messages(*taken)
-            found = torch.autograd.grad(
-                messages,
-                [(taken + inputs[end:])[place] for place in wanted],
-                slopes[0].index_select(0, receivers),
-                create_graph=again,
-                materialize_grads=True,
-            )
+            targets = [(taken + inputs[end:])[place] for place in wanted]
+            slope = slopes[0].index_select(0, receivers)
+            found = torch.autograd.grad(messages, targets, slope, create_graph=again, materialize_grads=True)
             for place, t in zip(wanted, found, strict=True):
-                if 0 < place < end:
-                    totals[place].append(t)
-                elif place:
-                    totals[place] = totals[place] + t
+                if place == 0:  # in place where nothing remembers it
+                    of_rows = (torch.index_add if again else torch.Tensor.index_add_)(of_rows, 0, senders, t)
+                elif place < end:
+                    of_edges.setdefault(place, []).append(t)
                 else:
-                    totals[0] = (
-                        totals[0].index_add(0, senders, t) if again else totals[0].index_add_(0, senders, t)
-                    )
-        whole = [
-            torch.cat(t) if isinstance(t, list) else t for t in (totals.get(k) for k in range(len(inputs)))
-        ]
-        return None, None, None, None, None, *whole
+                    of_trained[place] = of_trained.get(place, 0.0) + t
+        whole = of_trained | {place: torch.cat(parts) for place, parts in of_edges.items()}
+        whole |= {0: of_rows} if 0 in wanted else {}
+        return None, None, None, None, None, *(whole.get(place) for place in range(len(inputs)))
