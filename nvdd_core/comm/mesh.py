@@ -27,7 +27,7 @@ import torch.distributed.nn
 
 from nvdd_core.comm.counter import CommCounter
 from nvdd_core.comm.shared import SharedLane, open_lane
-from nvdd_core.errors import RankLostError
+from nvdd_core.errors import DistributedError, RankLostError
 
 T = TypeVar("T")
 
@@ -369,6 +369,29 @@ class Mesh:
         with _peer_loss("an all-gather"):
             dist.all_gather(parts, values.contiguous(), group=self.group)
         return torch.stack(parts)
+
+    # -- memory that ranks share ---------------------------------------------------------------------------
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether ranks see each other's memory, so that `shared_pieces` and `meet` can be called."""
+        return self._lane is not None
+
+    def shared_pieces(self, name: str, size: int) -> list[torch.Tensor]:
+        """Return `size` bytes of each rank's memory, which every rank reads and writes (collective).
+
+        The same memory is returned for a name again, with what it held, unless more is asked for than before.
+        """
+        return self._shared_lane().pieces(name, size, self.all_gather_objects)
+
+    def meet(self) -> None:
+        """Wait until every rank has come here; what they wrote to shared pieces can be read then (collective)."""
+        self._shared_lane().barrier()
+
+    def _shared_lane(self) -> SharedLane:
+        if self._lane is None:
+            raise DistributedError("these ranks share no memory: look at Mesh.shares_memory first")
+        return self._lane
 
     # -- Python objects (set-up only) ----------------------------------------------------------------------
 

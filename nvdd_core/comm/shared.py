@@ -39,7 +39,7 @@ _SPINS, _YIELDS = 50, 4000
 _HEAD = (
     3  # numbers in front of a message: what operation, bytes a row, and then the first rows by destination
 )
-_OPERATIONS = ("all_reduce_sum", "all_reduce_max", "all_gather", "all_to_all")
+_OPERATIONS = ("all_reduce_sum", "all_reduce_max", "all_gather", "all_to_all", "barrier")
 _LINGER_S = 5.0
 
 Finish = Callable[[], None]
@@ -59,6 +59,8 @@ class SharedLane:
         self._watch: dict[int, select.poll] = {}
         self._last = 0
         self._unfinished: list[tuple[int, Finish]] = []
+        self._pieces: dict[str, list[_Slot]] = {}
+        self._nothing = torch.empty(0, dtype=torch.uint8)
         self._open = True
 
     # -- operations ----------------------------------------------------------------------------------------
@@ -110,6 +112,34 @@ class SharedLane:
 
         return self._later(number, finish)
 
+    def barrier(self) -> None:
+        """Wait for every rank: what it wrote to shared memory before can be read afterwards."""
+        code = _OPERATIONS.index("barrier")
+        number = self._post(self._nothing, code, self._to_all(self._nothing))
+
+        def finish() -> None:
+            for r in self._peers:
+                self._block(number, code, r, self._nothing.shape, self._nothing.dtype)
+
+        self._later(number, finish)()
+
+    def pieces(self, name: str, size: int, gather: Callable[[Any], list[Any]]) -> list[torch.Tensor]:
+        """Return as many bytes of each rank, which all ranks see; `gather` is called when there are not as many yet.
+
+        They are kept, by name, for as long as the lane is open.
+        """
+        known = self._pieces.get(name)
+        if known is None or known[0].size < size:
+            mine = _Slot.create(size)
+            places = gather((os.getpid(), mine.file, mine.identity))
+            try:
+                known = [mine if r == self.rank else _Slot.attach(*at) for r, at in enumerate(places)]
+            except OSError as exc:
+                raise RankLostError(f"a rank is gone: its shared memory can't be opened ({exc})") from exc
+            self._pieces[name] = known
+            self.barrier()  # nobody leaves before its piece was opened
+        return [slot.bytes[:size] for slot in known]
+
     def close(self, linger_s: float = _LINGER_S) -> None:
         """Leave the lane, after every peer has read what was posted here or `linger_s` seconds have passed."""
         if not self._open:
@@ -126,6 +156,7 @@ class SharedLane:
             time.sleep(1e-3)
         self._control[self.rank, _CLOSED] = 1
         self._theirs.clear()
+        self._pieces.clear()
         self._mine = [None, None]
         self._watch.clear()
 

@@ -1,4 +1,4 @@
-"""Shared memory between ranks: a peer that is alive but doesn't answer, one that left before it was read."""
+"""Shared memory between ranks: what one writes others read; one that doesn't answer, one that left too early."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nvdd_core.comm import Mesh
-from nvdd_core.errors import RankLostError
+from nvdd_core.errors import DistributedError, RankLostError
 
 
 def _wait_for_a_sleeper(limit: float, nap: float) -> tuple[str, float]:
@@ -80,3 +80,35 @@ def test_a_rank_that_left_before_it_was_read(run_ranks, size: int) -> None:
         pytest.skip("this machine has no shared-memory lane")
     assert said.startswith("rank 1 is gone: its shared memory can't be opened")
     assert said.endswith("is another file by now)")
+
+
+def _write_and_read() -> list[list[int]] | str:
+    """The first bytes that this rank reads of all ranks' memory: what each wrote, after it was asked for anew."""
+    group = Mesh.from_process_group()
+    if not group.shares_memory:
+        return "no lane"
+    found = []
+    for size, adds in ((3, 10), (2, 0), (5000, 20)):
+        pieces = group.shared_pieces("numbers", size)
+        assert [len(one) for one in pieces] == [size] * group.size
+        pieces[(group.rank + 1) % group.size][:1] += adds + group.rank
+        group.meet()
+        found.append([int(one[0]) for one in pieces])
+        group.meet()
+    found.append([int(one[0]) for one in group.shared_pieces("others", 3)])
+    return found
+
+
+def test_memory_that_all_see(rank_pool) -> None:
+    answers = rank_pool(3).run(_write_and_read, timeout=20)
+    if answers[0] == "no lane":
+        pytest.skip("this machine has no shared-memory lane")
+    same, larger = [14, 10, 12], [22, 20, 21]
+    assert answers == [[[12, 10, 11], same, larger, [0, 0, 0]]] * 3
+
+
+def test_memory_of_one_rank() -> None:
+    alone = Mesh.single()
+    assert not alone.shares_memory
+    with pytest.raises(DistributedError, match=r"look at Mesh\.shares_memory first"):
+        alone.shared_pieces("numbers", 8)
