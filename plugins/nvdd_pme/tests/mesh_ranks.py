@@ -270,3 +270,16 @@ def pairs_of_energy(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> int:
     run = DistributedModel(model, DomainConfig(skin=0.0), mesh)
     run(sharded, {"energy"})
     return len(run.domain.neighbors.kept[model].energy.senders)
+
+
+def late_gradients(case: Case) -> list[float]:
+    """How far gradients of one energy, taken after another one was computed, are from those taken at once."""
+    group = ranks_of_test()
+    x, q, cell = _own(case, group)
+    options = {"alpha": ALPHA, "mesh": case.mesh, "order": case.order}
+    with enter_context(DomainContext(is_distributed=True, mesh=group)):
+        at_once = torch.autograd.grad(ReplicatedMesh()(x, q, cell, **options), (x, cell))
+        energy = ReplicatedMesh()(x, q, cell, **options)
+        ReplicatedMesh()(x.detach() + 0.3, 2.0 * q, cell.detach(), **options)
+        late = torch.autograd.grad(energy, (x, cell))
+    return [float((a - b).abs().max()) if a.numel() else 0.0 for a, b in zip(at_once, late, strict=True)]

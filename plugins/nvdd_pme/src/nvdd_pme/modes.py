@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import frequencies, half_weights, inverted, spline_damping, volume_of
-from nvdd_pme.slabs import shares
+from nvdd_pme.reciprocal import frequencies, inverted, spline_damping, volume_of
+from nvdd_pme.slabs import half_weights, shares
 
 _CHUNK = 1 << 17  # places at a time: a few arrays of them fit into a core's cache
 _GPU_CHUNK = 1 << 22

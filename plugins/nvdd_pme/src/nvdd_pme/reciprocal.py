@@ -1,7 +1,7 @@
 """The part of the Coulomb energy that a mesh carries, on several ranks.
 
-Key objects: `ReciprocalEngine` (what the model asks of an engine), `ReplicatedMesh` (the mesh is summed over ranks and
-every rank transforms all of it), `influence`, `mesh_points` (shared with other engines). With the transform
+Key objects: `ReciprocalEngine` (what the model asks of an engine), `ReplicatedMesh` (every rank can read the whole
+mesh), `influence`, `mesh_points` (shared with other engines). With the transform
 ``M(m) = sum_x mesh[x] exp(-2 pi i m.x / K)`` of the spread charges the energy is ``sum_m G(m) |M(m)|^2`` over all m,
 G being the `influence`. Its term at m = 0 is the neutralising background of a net charge. Energies are in e^2 /
 Angstrom: Coulomb's constant is the caller's.
@@ -20,7 +20,9 @@ import torch
 from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
-from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread
+from nvdd_pme.cpu_mesh import MeshWork
+from nvdd_pme.slabs import half_weights
+from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread, spread_into
 
 
 class ReciprocalEngine(Protocol):
@@ -189,16 +191,6 @@ def green(k2: torch.Tensor, volume: torch.Tensor, alpha: float) -> torch.Tensor:
 # -- energy of a mesh ------------------------------------------------------------------------------------------
 
 
-def half_weights(n: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return how often each place of a real transform's last axis counts, (n // 2 + 1,): 1 or 2."""
-    weights = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64, device=device)
-    # a number assigned to an index would be copied from the host, which can't be captured
-    weights[:1].fill_(1.0)
-    if n % 2 == 0:
-        weights[-1:].fill_(1.0)
-    return weights
-
-
 def mesh_potential(charge: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
     """Return the derivative of the energy of charges on a mesh (K0, K1, K2) with respect to them.
 
@@ -215,11 +207,12 @@ def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
 
 
 class _MeshEnergy(torch.autograd.Function):
-    """One rank's share of the energy of all ranks' charges on a mesh: an equal one each (collective).
+    """One rank's share of the energy of all ranks' charges on a mesh (collective).
 
-    Its gradient needs the potential, which every rank has from the energy, and no sum over ranks. Where that gradient
-    is differentiated further what follows may differ from rank to rank, so it is made of torch operations then, with
-    the sums over ranks that belong to them.
+    CPU ranks that share memory share the work, and have the energy of their parts; others do all of it, and have equal
+    shares. The gradient needs the potential, which every rank has from the energy, and no sum over ranks. Where it is
+    differentiated further what follows may differ from rank to rank, so it is made of torch operations then, with the
+    sums over ranks that belong to them.
     """
 
     @staticmethod
@@ -233,27 +226,51 @@ class _MeshEnergy(torch.autograd.Function):
         begun: Pending | None,
     ) -> torch.Tensor:
         # a graph that is kept is differentiated after the evaluation, whose ranks are known here only
-        ctx.order, ctx.mesh, ctx.ranks = order, mesh, current_dd_context().mesh
-        total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
-        wave = torch.fft.rfftn(total)
-        squared = _squared(wave, mesh[2]) if ctx.needs_input_grad[2] else None
-        half = torch.fft.irfftn(wave.mul_(g), s=mesh, norm="forward")
-        ctx.save_for_backward(points, charges, g, half, squared)
-        return torch.dot(total.view(-1), half.view(-1)) / _size(ctx.ranks)
+        ranks = current_dd_context().mesh
+        ctx.order, ctx.mesh, ctx.ranks, ctx.part = order, mesh, ranks, 1.0 / _size(ranks)
+        work: MeshWork | None = None
+        if begun is None and not points.is_cuda and ranks is not None and ranks.shares_memory:
+            work, ctx.part = MeshWork.shared(mesh, ranks), 1.0
+            spread_into(work.mine, points, charges, order)
+        else:
+            total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
+            if not total.is_cuda:
+                work = MeshWork.alone(total)
+        kept: torch.Tensor | None = None
+        if work is None:
+            energy, kept, squared = _solve(total, g, ctx.needs_input_grad[2])
+        else:
+            energy, squared = work.solve(g, ctx.needs_input_grad[2])
+            if any(ctx.needs_input_grad):  # what is read, as the next evaluation may overwrite the field
+                kept = gather_slopes(points, work.field, order)
+        ctx.save_for_backward(points, charges, g, kept, squared)
+        share: torch.Tensor = energy * ctx.part
+        return share
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        points, charges, g, half, squared = ctx.saved_tensors
-        share = grad / _size(ctx.ranks)
+        points, charges, g, kept, squared = ctx.saved_tensors
+        share = grad * ctx.part
         if torch.is_grad_enabled():
+            share = grad / _size(ctx.ranks)
             total = _summed(spread(points, charges, ctx.mesh, ctx.order), ctx.ranks)
             read = gather_slopes(points, _summed(share * mesh_potential(total, g), ctx.ranks), ctx.order)
             if squared is not None:
                 squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
-            read = 2.0 * grad * gather_slopes(points, half, ctx.order)
+            read = 2.0 * grad * (gather_slopes(points, kept, ctx.order) if points.is_cuda else kept)
         for_g = None if squared is None else share * squared
         return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None, None
+
+
+def _solve(
+    total: torch.Tensor, g: torch.Tensor, squares: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return the energy (), half of the potential (K0, K1, K2) and, if they are wanted, `_squared`."""
+    wave = torch.fft.rfftn(total)
+    squared = _squared(wave, total.shape[2]) if squares else None
+    half = torch.fft.irfftn(wave.mul_(g), s=total.shape, norm="forward")
+    return torch.dot(total.view(-1), half.view(-1)), half, squared
 
 
 def _begun(points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int) -> Pending:
@@ -266,7 +283,9 @@ def _begun(points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, in
 
 
 class ReplicatedMesh:
-    """Each rank spreads its rows, the mesh is summed over ranks, and every rank transforms all of it.
+    """Each rank spreads its rows, the mesh is summed over ranks, and every rank reads the whole potential.
+
+    For the energy CPU ranks that share memory share the transforms, see `nvdd_pme.cpu_mesh`; others each make all.
 
     Parameters
     ----------

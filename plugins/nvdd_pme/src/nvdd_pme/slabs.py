@@ -34,6 +34,16 @@ def shares(n: int, size: int, start: int = 0) -> list[slice]:
     return [slice(first, last) for first, last in itertools.pairwise(cuts)]
 
 
+def half_weights(n: int, device: torch.device | None = None) -> torch.Tensor:
+    """Return how often each place of a real transform's last axis counts, (n // 2 + 1,): 1 or 2."""
+    weights = torch.full((n // 2 + 1,), 2.0, dtype=torch.float64, device=device)
+    # a number assigned to an index would be copied from the host, which can't be captured
+    weights[:1].fill_(1.0)
+    if n % 2 == 0:
+        weights[-1:].fill_(1.0)
+    return weights
+
+
 class _Layout:
     """Who has which planes (first axis) and columns (second axis), and how they are cut into pieces."""
 

@@ -9,6 +9,7 @@ Layer: plugin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -87,9 +88,20 @@ def _spread(
 ) -> torch.Tensor:
     """Sum ``values[:, k]`` times the k-th derivative of the spline (three integers each) into a new mesh."""
     grid = points.new_zeros(mesh)
+    _add(grid, points, values, derivatives, order)
+    return grid
+
+
+def spread_into(grid: torch.Tensor, points: torch.Tensor, values: torch.Tensor, order: int) -> None:
+    """Do as `spread` into memory that there is, without derivatives."""
+    _add(grid.zero_(), points, values, VALUE, order)
+
+
+def _add(
+    grid: torch.Tensor, points: torch.Tensor, values: torch.Tensor, derivatives: Sequence[int], order: int
+) -> None:
     threads = spread_threads(points.shape[0], points.is_cuda)
     _run(spread_kernel(order, tuple(derivatives)), threads, points, values, grid)
-    return grid
 
 
 @torch.library.custom_op("nvdd_pme::gather", mutates_args=())
