@@ -34,7 +34,7 @@ ENGINES = ("auto", "replicated", "sharded")
 SHARDED_FROM = 96**3
 """Mesh points from which several ranks share the mesh, where nobody says otherwise.
 
-Two CPU ranks are faster by sharing from there on (``benchmarks.pme_mesh``), and with the whole mesh each at 80^3.
+From there on two CPU ranks are faster by it with stress, but not for energy and forces alone (this plugin's README).
 """
 
 _LOG = logging.getLogger("nvdd.plugins")
