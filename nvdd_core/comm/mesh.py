@@ -374,24 +374,35 @@ class Mesh:
 
     @property
     def shares_memory(self) -> bool:
-        """Whether ranks see each other's memory, so that `shared_pieces` and `meet` can be called."""
+        """Whether ranks see each other's memory, so that `shared_pieces` can be called."""
         return self._lane is not None
 
     def shared_pieces(self, name: str, size: int) -> list[torch.Tensor]:
-        """Return `size` bytes of each rank's memory, which every rank reads and writes (collective).
+        """Return memory of each rank, which every rank reads and writes (collective).
 
-        The same memory is returned for a name again, with what it held, unless more is asked for than before.
+        What one wrote others may read after the next `barrier`. The same memory is returned for a name again, with
+        what it held, unless more is asked for than before. It is kept until the mesh is closed.
+
+        Parameters
+        ----------
+        name : str
+            Begins with the name of whose it is, as all of a mesh share names.
+        size : int
+            Bytes, the same on every rank.
+
+        Returns
+        -------
+        list of Tensor, shape (size,), uint8
+            By rank.
+
+        Raises
+        ------
+        DistributedError
+            Where ranks share no memory.
         """
-        return self._shared_lane().pieces(name, size, self.all_gather_objects)
-
-    def meet(self) -> None:
-        """Wait until every rank has come here; what they wrote to shared pieces can be read then (collective)."""
-        self._shared_lane().barrier()
-
-    def _shared_lane(self) -> SharedLane:
         if self._lane is None:
             raise DistributedError("these ranks share no memory: look at Mesh.shares_memory first")
-        return self._lane
+        return self._lane.pieces(name, size, self.all_gather_objects)
 
     # -- Python objects (set-up only) ----------------------------------------------------------------------
 
@@ -417,7 +428,10 @@ class Mesh:
 
     def barrier(self) -> None:
         """Wait for every rank (collective)."""
-        self.all_gather_ints([0])
+        if self._lane is not None:
+            self._lane.barrier()
+        else:
+            self.all_gather_ints([0])
 
 
 class _Works:

@@ -124,9 +124,10 @@ class SharedLane:
         self._later(number, finish)()
 
     def pieces(self, name: str, size: int, gather: Callable[[Any], list[Any]]) -> list[torch.Tensor]:
-        """Return as many bytes of each rank, which all ranks see; `gather` is called when there are not as many yet.
+        """Return `size` bytes of each rank, which all ranks see; `gather` is called when there are not as many yet.
 
-        They are kept, by name, for as long as the lane is open.
+        They are kept, by name, for as long as the lane is open. They are no slots: nothing but `barrier` says when what
+        is in them may be read or overwritten.
         """
         known = self._pieces.get(name)
         if known is None or known[0].size < size:

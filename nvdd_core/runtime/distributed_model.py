@@ -539,9 +539,15 @@ class DistributedModel:
         domain, scatter = self.domain, self.spec.dispatch_rules.scatter
         scattered = self.mesh.size > 1
         strategy, may_move = self.config.strategy, 0.5 * self.config.skin
-        padded = domain.real is not None
         return DomainContext(
-            scattered, self.mesh, domain.plan, strategy, scatter, self._scope(), may_move, padded
+            is_distributed=scattered,
+            mesh=self.mesh,
+            plan=domain.plan,
+            strategy=strategy,
+            scatter=scatter,
+            rows=self._scope(),
+            may_move=may_move,
+            padded=domain.real is not None,
         )
 
     def _scope(self) -> RowScope:

@@ -62,8 +62,8 @@ class PaddedDomain:
     dtype : torch.dtype
         Of positions.
     before : PaddedDomain, optional
-        One that no longer has room, for edges or for rows. Where it had room this one is of the same size, so that
-        kernels that are chosen by size needn't be chosen again.
+        One that no longer has room, for edges or for rows. Numbers of rows that it had room for stay, so that kernels
+        that are chosen by them needn't be chosen again.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class PaddedDomain:
     ) -> None:
         plan, rows = domain.plan, domain.plan.n_owned
         known: HaloPlan | None = before.plan if before is not None else None
-        n_owned = _kept(0 if known is None else known.n_owned, rows + 2, _spared(rows)) if rows else 0
-        earlier = (0,) * mesh.size if known is None else known.send_splits
+        n_owned = _kept(None if known is None else known.n_owned, rows + 2, _spared(rows)) if rows else 0
+        earlier = (None,) * mesh.size if known is None else known.send_splits
         send = [
             _kept(had, n, _spared(n, _GHOSTS_WAVER)) if rows and peer != mesh.rank else 0
             for peer, (n, had) in enumerate(zip(plan.send_splits, earlier, strict=True))
@@ -193,6 +193,6 @@ def _spared(n: int, wavers: float = 0.0) -> int:
     return n + n // _SPARE_SHARE + _SPARE + int(wavers * n**0.5)
 
 
-def _kept(had: int, needed: int, wanted: int) -> int:
+def _kept(had: int | None, needed: int, wanted: int) -> int:
     """Return the size that there was, if it does and isn't far too large; otherwise the one wanted."""
-    return had if needed <= had <= 2 * wanted else wanted
+    return had if had is not None and needed <= had <= 2 * wanted else wanted

@@ -92,9 +92,9 @@ def _write_and_read() -> list[list[int]] | str:
         pieces = group.shared_pieces("numbers", size)
         assert [len(one) for one in pieces] == [size] * group.size
         pieces[(group.rank + 1) % group.size][:1] += adds + group.rank
-        group.meet()
+        group.barrier()
         found.append([int(one[0]) for one in pieces])
-        group.meet()
+        group.barrier()
     found.append([int(one[0]) for one in group.shared_pieces("others", 3)])
     return found
 

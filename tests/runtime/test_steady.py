@@ -16,7 +16,7 @@ import torch
 from nvdd_core.dynamics import DomainParallel, VelocityVerlet, initial_velocities
 from nvdd_core.errors import InputError, PluginValidationError
 from nvdd_core.runtime import SPEC_MPNN_HALO, DistributedModel, DomainConfig, LocalBatch, MLIPSpec, near_edges
-from nvdd_core.runtime.padded import PaddedDomain
+from nvdd_core.runtime.padded import PaddedDomain, _kept
 from nvdd_core.spec import CompilePolicy, StrategyKind
 from tests.cases.models import Toy2
 from tests.cases.oracle import CUTOFF, fcc
@@ -173,6 +173,14 @@ def _sized_again() -> tuple[bool, bool]:
     before.plan = dataclasses.replace(plan, n_owned=3 * plan.n_owned, send_splits=(0,) * group.size)
     other = PaddedDomain(run.domain, group, torch.float64, before).plan
     return same, (other.n_owned, other.send_splits) == (plan.n_owned, plan.send_splits)
+
+
+@pytest.mark.parametrize(
+    ("had", "needed", "size"), [(None, 0, 16), (16, 0, 16), (20, 20, 20), (19, 20, 16), (33, 20, 16)]
+)
+def test_a_size_is_kept_where_it_does(had: int | None, needed: int, size: int) -> None:
+    """Where nothing is sent to begin with there is room for some rows, too."""
+    assert _kept(had, needed, 16) == size
 
 
 @pytest.mark.parametrize("world", [1, 3])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from mace_ranks import Job, compare, joined, oracle
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import Batch, DistributedModel, ShardedBatch
-from nvdd_mace.blockwise import AUTO, Blocks, edges_at_once, serves_blocks
+from nvdd_core.testing import evaluate
+from nvdd_mace.blockwise import AUTO, Blocks, Blockwise, _Weights, edges_at_once, serves_blocks
 from nvdd_mace.conformance import INTERACTIONS
 from nvdd_mace.model import load
 
@@ -50,32 +52,91 @@ def test_gradients_of_a_force_loss(ranks, made, structures, interaction):
                 np.testing.assert_allclose(found[name], grad, rtol=0, atol=1e-10 * scale, err_msg=name)
 
 
+HELD = """
+import os, sys
+from pathlib import Path
+from ase.build import bulk
+import torch
+from nvdd_core.runtime import Batch, DistributedModel, ShardedBatch
+from nvdd_mace.model import load
+
 def resident():
-    """Bytes of memory that this process has."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
+model = load(dtype=torch.float64, device="cpu", checkpoint=sys.argv[1], trust=True, blockwise=sys.argv[2])
+run = DistributedModel(model)
+atoms = bulk("SiO", "rocksalt", a=4.2, cubic=True).repeat((4, 4, 4))
+sharded = ShardedBatch.scatter(Batch.from_ase(atoms), run.mesh)
+run(sharded, {"energy"})  # compiles, lists neighbours, keeps nothing
+before = resident()
+out = run.differentiable(sharded, {"energy"})
+print(resident() - before)
+"""
 
-def held_for_gradients(model, atoms):
-    """Bytes that an evaluation holds until its gradients are taken; TorchScript's are seen by nothing in torch."""
-    run = DistributedModel(model)
-    sharded = ShardedBatch.scatter(Batch.from_ase(atoms), run.mesh)
-    run(sharded, {"energy", "forces"})  # compiles, lists neighbours
-    before = resident()
-    out = run.differentiable(sharded, {"energy"})
-    return resident() - before, out
+
+def test_messages_are_not_kept(made):
+    """In a process of its own; what TorchScript keeps for gradients nothing in torch tells."""
+    path, _ = made(INTERACTIONS[1], hidden="16x0e+16x1o", max_ell=3, r_max=5.0)
+    held = [
+        int(subprocess.run([sys.executable, "-c", HELD, path, on], stdout=subprocess.PIPE, check=True).stdout)
+        for on in ("false", "200")
+    ]
+    assert held[0] > 1e8
+    assert held[1] < 0.5 * held[0]
 
 
-def test_messages_are_not_kept(made, structures):
-    path, _ = made(INTERACTIONS[1], hidden="16x0e+16x1o", max_ell=3, r_max=6.0)
-    atoms = structures["crystal"].repeat((2, 2, 1))
-    most, less = (held_for_gradients(loaded(path, blockwise=on), atoms)[0] for on in (False, 200))
-    assert most > 5e7
-    assert less < 0.5 * most
+def test_parameters_that_are_trained_later(made, structures):
+    """The option can't know; the gradients are those without blocks."""
+    path, _ = made()
+    found = []
+    for on in (False, 37):
+        model = loaded(path, blockwise=on)
+        model.module.requires_grad_(True)
+        run = DistributedModel(model)
+        sharded = ShardedBatch.scatter(Batch.from_ase(structures["crystal"]), run.mesh)
+        run(sharded, {"energy"})
+        out = run.differentiable(sharded, {"energy"})
+        weights = [p for name, p in model.module.named_parameters() if "conv_tp_weights" in name]
+        found.append(torch.autograd.grad(out.energy.sum(), weights))
+    for with_blocks, without in zip(*found, strict=True):
+        assert float(without.abs().max()) > 0.0
+        torch.testing.assert_close(with_blocks, without, rtol=1e-10, atol=1e-12)
+
+
+class Product(torch.nn.Module):
+    """A product of edges that is not linear, so that every second derivative counts."""
+
+    weight_numel = 3
+
+    def forward(self, rows, attributes, weights):
+        return (rows * attributes).sin() * weights.exp()
+
+
+@pytest.mark.parametrize("needs", list(itertools.product([True, False], repeat=4)))
+@pytest.mark.parametrize("n_edges", [0, 1, 7, 20])
+def test_first_and_second_derivatives(needs, n_edges):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(5, 3, dtype=torch.float64, generator=generator)
+    parts = torch.rand(3, n_edges, 3, dtype=torch.float64, generator=generator)
+    given = [t.clone().requires_grad_(need) for t, need in zip((rows, *parts), needs, strict=True)]
+    edges = torch.randint(5, (2, n_edges), generator=generator)
+    found = []
+    for block in (6, 1000):
+        module = Blockwise(Product(), torch.nn.Tanh(), block)
+        out = module(given[0], given[1], _Weights((given[2], given[3])), edges)
+        found.append([out])
+        taken = [t for t in given if t.requires_grad]
+        if taken:
+            first = torch.autograd.grad(out.square().sum(), taken, create_graph=True)
+            second = torch.autograd.grad(sum(g.square().sum() for g in first), taken, allow_unused=True)
+            found[-1] += [*first, *(torch.zeros(1) if g is None else g for g in second)]
+    for blocks, whole in zip(*found, strict=True):
+        torch.testing.assert_close(blocks, whole, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize(
     ("given", "edges"),
-    [(True, AUTO), ("true", AUTO), (False, 0), ("no", 0), (1000, 1000), ("1000", 1000), ("1", AUTO)],
+    [(True, AUTO), ("True", AUTO), (False, 0), ("no", 0), (1000, 1000), ("1000", 1000), ("1", AUTO)],
 )
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_option(given, edges, device):
@@ -86,7 +147,8 @@ def test_option(given, edges, device):
     ("device", "trains", "edges"), [("cpu", False, AUTO), ("cpu", True, 0), ("cuda", False, 0)]
 )
 def test_left_alone(device, trains, edges):
-    assert edges_at_once("auto", torch.device(device), trains=trains) == edges
+    for text in ("auto", "AUTO"):
+        assert edges_at_once(text, torch.device(device), trains=trains) == edges
 
 
 @pytest.mark.parametrize("given", ["some", -3, "2.5", None])
@@ -125,10 +187,10 @@ def test_the_model_is_left_as_it_was(made, structures):
     """Also by an evaluation that fails, so that it can be saved."""
     model = loaded(made()[0], **FEW)
     before = [[dict(part._modules), set(vars(part))] for part in model.module.interactions]
-    held_for_gradients(model, structures["crystal"])
+    evaluate(model, structures["crystal"])
     model.module.products[1] = None
     with pytest.raises(TypeError):
-        held_for_gradients(model, structures["crystal"])
+        evaluate(model, structures["crystal"])
     assert [[dict(part._modules), set(vars(part))] for part in model.module.interactions] == before
 
 

@@ -28,6 +28,13 @@ def _counts() -> tuple[int, int] | None:
     return None if context.plan is None else (context.plan.n_owned, context.plan.n_local)
 
 
+def summed_rows(local: int) -> int:
+    """Return how many of `local` rows edges enter: the owned ones, except under a wide halo and outside a run."""
+    counts = _counts()
+    exchanges = current_dd_context().exchanges
+    return counts[0] if exchanges and counts is not None and local == counts[1] else local
+
+
 def _owned(value: Any, n_owned: int, n_local: int) -> Any:
     """Cut a tensor of local rows to the owned ones; leave anything else."""
     rows = isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == n_local

@@ -16,7 +16,7 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import current_dd_context
-from nvdd_mace.blockwise import summed_rows
+from nvdd_mace.adapters import summed_rows
 from nvdd_mace.foreign import built_in, imported
 from nvdd_mace.trial import trial_cluster, trial_forces
 

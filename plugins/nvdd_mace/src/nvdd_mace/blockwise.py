@@ -2,7 +2,7 @@
 
 What e3nn's tensor products, and the networks that make their weights, keep of each edge for gradients is most of what a
 model needs memory for. Within `Blocks` each interaction keeps nothing but what goes in. That costs one more evaluation
-of products and weights, and what is summed is the same but for its order.
+of products and weights, and what is summed is the same but for its order. Models that are trained save nothing.
 
 mace calls a convolution that sums for itself as it calls fused ones. Layer: plugin.
 """
@@ -16,13 +16,11 @@ from typing import Any
 import torch
 
 from nvdd_core.errors import InputError
-from nvdd_core.runtime import current_dd_context
+from nvdd_mace.adapters import summed_rows
 from nvdd_mace.inspection import flag
 
-_WEIGHTS = {"cpu": 2**21}
-"""Bytes of weights that make a block: messages then fit into a CPU's cache."""
-_WEIGHTS_ELSEWHERE = 2**28
-"""The same on a GPU: messages take some gigabytes."""
+_WEIGHTS, _WEIGHTS_OF_GPUS = 2**21, 2**28
+"""Bytes of weights that make a block: messages then fit into a CPU's cache, or take some gigabytes of a GPU."""
 _FEWEST = 256
 
 AUTO = -1
@@ -39,7 +37,7 @@ def edges_at_once(blockwise: object, device: torch.device, *, trains: bool) -> i
         For anything but ``auto``, true, false or a number.
     """
     text = str(blockwise).lower()
-    if text == "auto":
+    if is_left_alone(blockwise):
         return AUTO if device.type == "cpu" and not trains else 0
     if text.isdecimal() and int(text) > 1:
         return int(text)
@@ -49,6 +47,11 @@ def edges_at_once(blockwise: object, device: torch.device, *, trains: bool) -> i
         raise InputError(
             f"mace: blockwise is {blockwise!r}; give auto, true, false or the number of edges to work on at a time"
         ) from None
+
+
+def is_left_alone(blockwise: object) -> bool:
+    """Tell whether the option is ``auto``, so that it has no effect where it can't have one."""
+    return str(blockwise).lower() == "auto"
 
 
 def serves_blocks(module: torch.nn.Module) -> bool:
@@ -110,14 +113,6 @@ def _interactions(module: Any) -> list[Any]:
     return list(module.interactions)
 
 
-def summed_rows(local: int) -> int:
-    """Return how many of `local` rows edges enter: the owned ones, except under a wide halo and outside a run."""
-    context = current_dd_context()
-    if context.exchanges and context.plan is not None and local == context.plan.n_local:
-        return context.plan.n_owned
-    return local
-
-
 class _Later(torch.nn.Module):
     """Stands for the network that makes an edge's weights, which is asked only when a block of edges is worked on."""
 
@@ -158,14 +153,15 @@ class Blockwise(torch.nn.Module):
     ) -> torch.Tensor:
         """Return sums (n, C) of the messages of edges (2, E) [sender, receiver]."""
         of_edges = (attributes, *weights.parts)
-        n = summed_rows(rows.shape[0])
-        size = self._size(rows)
-        if edges.shape[1] <= size:
+        n, size = summed_rows(rows.shape[0]), self._size(rows)
+        trained = any(
+            p.requires_grad for p in self.network.parameters()
+        )  # their gradients need all that is kept
+        if trained or edges.shape[1] <= size:
             messages = self.messages(rows.index_select(0, edges[0]), *of_edges)
             return messages.new_zeros((n, messages.shape[1])).index_add(0, edges[1], messages)
         blocks = [slice(start, start + size) for start in range(0, edges.shape[1], size)]
-        trained = [p for p in self.network.parameters() if p.requires_grad]
-        found: torch.Tensor = _Sum.apply(self, n, edges, blocks, len(of_edges), rows, *of_edges, *trained)
+        found: torch.Tensor = _Sum.apply(self, n, edges, blocks, rows, *of_edges)
         return found
 
     def _size(self, rows: torch.Tensor) -> int:
@@ -173,7 +169,7 @@ class Blockwise(torch.nn.Module):
         if self.block != AUTO:
             return self.block
         weights = int(self.product.weight_numel) * rows.element_size()  # type: ignore[arg-type]
-        return max(_FEWEST, _WEIGHTS.get(rows.device.type, _WEIGHTS_ELSEWHERE) // weights)
+        return max(_FEWEST, (_WEIGHTS_OF_GPUS if rows.is_cuda else _WEIGHTS) // weights)
 
     def messages(
         self, rows: torch.Tensor, attributes: torch.Tensor, features: torch.Tensor, *factors: torch.Tensor
@@ -187,18 +183,13 @@ class Blockwise(torch.nn.Module):
 
 
 class _Sum(torch.autograd.Function):
-    """Sums messages.
-
-    Given are the module, the number of sums, edges, blocks of them, how many tensors are of edges, and inputs: rows,
-    tensors of edges and parameters, in this order.
-    """
+    """Sums messages; given are the module, the number of sums, edges, blocks of them, rows, and tensors of edges."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> torch.Tensor:
-        module, n, edges, blocks, n_parts, *inputs = given
-        ctx.module, ctx.blocks, ctx.n_parts = module, blocks, n_parts
-        ctx.save_for_backward(edges, *inputs)
-        rows, parts = inputs[0], inputs[1 : 1 + n_parts]
+        module, n, edges, blocks, rows, *parts = given
+        ctx.module, ctx.blocks = module, blocks
+        ctx.save_for_backward(edges, rows, *parts)
         total: torch.Tensor = rows.new_zeros(0)
         for block in blocks:
             messages = module.messages(rows.index_select(0, edges[0, block]), *(t[block] for t in parts))
@@ -209,30 +200,27 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        edges, *inputs = ctx.saved_tensors
-        end = 1 + ctx.n_parts  # of rows and what edges have
+        edges, rows, *parts = ctx.saved_tensors
         again = torch.is_grad_enabled()  # a derivative of this derivative is wanted
-        wanted = [place for place, needs in enumerate(ctx.needs_input_grad[5:]) if needs]
-        of_rows = torch.zeros_like(inputs[0])
-        of_edges: dict[int, list[torch.Tensor]] = {}
-        of_trained: dict[int, Any] = {}
+        wanted = [place for place, needs in enumerate(ctx.needs_input_grad[4:]) if needs]
+        of_rows = torch.zeros_like(rows)
+        found: dict[int, list[torch.Tensor]] = {place: [] for place in wanted}
         for block in ctx.blocks:
             senders, receivers = edges[:, block]
             with torch.enable_grad():
-                taken = [inputs[0].index_select(0, senders), *(t[block] for t in inputs[1:end])]
+                taken = [rows.index_select(0, senders), *(t[block] for t in parts)]
                 if not again:
                     taken = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(taken)]
                 messages = ctx.module.messages(*taken)
-            targets = [(taken + inputs[end:])[place] for place in wanted]
             slope = slopes[0].index_select(0, receivers)
-            found = torch.autograd.grad(messages, targets, slope, create_graph=again, materialize_grads=True)
-            for place, t in zip(wanted, found, strict=True):
-                if place == 0:  # in place where nothing remembers it
+            targets = [taken[place] for place in wanted]
+            gradients = torch.autograd.grad(
+                messages, targets, slope, create_graph=again, materialize_grads=True
+            )
+            for place, t in zip(wanted, gradients, strict=True):
+                if place:
+                    found[place].append(t)
+                else:  # in place where nothing remembers it
                     of_rows = (torch.index_add if again else torch.Tensor.index_add_)(of_rows, 0, senders, t)
-                elif place < end:
-                    of_edges.setdefault(place, []).append(t)
-                else:
-                    of_trained[place] = of_trained.get(place, 0.0) + t
-        whole = of_trained | {place: torch.cat(parts) for place, parts in of_edges.items()}
-        whole |= {0: of_rows} if 0 in wanted else {}
-        return None, None, None, None, None, *(whole.get(place) for place in range(len(inputs)))
+        whole = {place: torch.cat(of_block) if place else of_rows for place, of_block in found.items()}
+        return None, None, None, None, *(whole.get(place) for place in range(1 + len(parts)))

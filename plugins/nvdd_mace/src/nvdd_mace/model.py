@@ -17,7 +17,7 @@ from nvdd_core.errors import InputError
 from nvdd_core.runtime import LocalBatch, MLIPSpec, current_dd_context, refresh_neighbors
 from nvdd_core.spec import StrategyKind
 from nvdd_mace.backends import converted, require_backend
-from nvdd_mace.blockwise import Blocks, edges_at_once, serves_blocks
+from nvdd_mace.blockwise import Blocks, edges_at_once, is_left_alone, serves_blocks
 from nvdd_mace.checkpoint import read_model
 from nvdd_mace.inspection import (
     LARGEST_NUMBER,
@@ -81,14 +81,14 @@ def load(
     require_backend(backend)
     trains = flag("trainable", trainable)
     block = edges_at_once(blockwise, torch.device(device), trains=trains)
-    if block and backend != "e3nn" and blockwise != "auto":
+    if block and backend != "e3nn" and not is_left_alone(blockwise):
         raise InputError(
             f"mace: blockwise is for backend=e3nn; kernels of backend={backend} keep no messages"
         )
     module = read_model(str(checkpoint), trust=flag("trust", trust))
     model = MaceModel(module.to(dtype), dtype=dtype, device=device, head=head, trainable=trains)
     model = model if backend == "e3nn" else converted(model, backend)
-    if block and backend == "e3nn" and (blockwise != "auto" or serves_blocks(model.module)):
+    if block and backend == "e3nn" and (serves_blocks(model.module) or not is_left_alone(blockwise)):
         model.around = Blocks(model.module, block)
     settle(model)
     return model

@@ -32,7 +32,7 @@ class MeshWork:
     wave : Tensor, shape (K0, K1, K2 // 2 + 1), complex128
         Of all charges.
     field : Tensor, shape (K0, K1, K2)
-        Half of the potential of all charges; good until one of the ranks begins with the next mesh.
+        Half of the potential of all charges; good until this rank solves again.
     rank : int
         This one's place in `charges`.
     meet : callable
@@ -53,7 +53,7 @@ class MeshWork:
         charges = [one.view(torch.float64).view(mesh) for one in ranks.shared_pieces("pme charges", real)]
         wave = ranks.shared_pieces("pme waves", complex_)[0].view(torch.complex128).view(half)
         field = ranks.shared_pieces("pme field", real)[0].view(torch.float64).view(mesh)
-        return cls(charges, wave, field, ranks.rank, ranks.meet)
+        return cls(charges, wave, field, ranks.rank, ranks.barrier)
 
     @classmethod
     def alone(cls, charge: torch.Tensor) -> MeshWork:
@@ -71,6 +71,10 @@ class MeshWork:
         self, influence: torch.Tensor, squares: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Fill in the field (collective).
+
+        Ranks meet four times: when charges are spread, which are read up to the second time; when the wave of all
+        planes is there; when all columns are convolved; and when the field is there, which a rank may read until it
+        comes to the first of the next four.
 
         Parameters
         ----------

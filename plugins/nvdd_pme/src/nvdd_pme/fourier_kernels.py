@@ -151,8 +151,7 @@ def _run(
     lines: tuple[int, int, int, int, int],
     convolves: int,
 ) -> None:
-    # where it begins: the whole may have more numbers than Warp can count
-    mesh = torch.view_as_real(wave[:1])
+    mesh = torch.view_as_real(wave)
     waves, factors = _plan(n)
     given = (mesh if influence is None else influence, mesh if squares is None else squares)
     work = waves.new_empty((2, n, 8))

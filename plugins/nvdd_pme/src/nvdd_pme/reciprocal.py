@@ -227,10 +227,10 @@ class _MeshEnergy(torch.autograd.Function):
     ) -> torch.Tensor:
         # a graph that is kept is differentiated after the evaluation, whose ranks are known here only
         ranks = current_dd_context().mesh
-        ctx.order, ctx.mesh, ctx.ranks, ctx.part = order, mesh, ranks, 1.0 / _size(ranks)
+        ctx.order, ctx.mesh, ctx.ranks, ctx.factor = order, mesh, ranks, 1.0 / _size(ranks)
         work: MeshWork | None = None
         if begun is None and not points.is_cuda and ranks is not None and ranks.shares_memory:
-            work, ctx.part = MeshWork.shared(mesh, ranks), 1.0
+            work, ctx.factor = MeshWork.shared(mesh, ranks), 1.0
             spread_into(work.mine, points, charges, order)
         else:
             total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
@@ -244,13 +244,12 @@ class _MeshEnergy(torch.autograd.Function):
             if any(ctx.needs_input_grad):  # what is read, as the next evaluation may overwrite the field
                 kept = gather_slopes(points, work.field, order)
         ctx.save_for_backward(points, charges, g, kept, squared)
-        share: torch.Tensor = energy * ctx.part
+        share: torch.Tensor = energy * ctx.factor
         return share
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         points, charges, g, kept, squared = ctx.saved_tensors
-        share = grad * ctx.part
         if torch.is_grad_enabled():
             share = grad / _size(ctx.ranks)
             total = _summed(spread(points, charges, ctx.mesh, ctx.order), ctx.ranks)
@@ -258,6 +257,7 @@ class _MeshEnergy(torch.autograd.Function):
             if squared is not None:
                 squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
+            share = grad * ctx.factor
             read = 2.0 * grad * (gather_slopes(points, kept, ctx.order) if points.is_cuda else kept)
         for_g = None if squared is None else share * squared
         return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None, None
