@@ -32,6 +32,8 @@ from nvdd_core.errors import DistributedError, RankLostError
 T = TypeVar("T")
 
 _REGISTER = "NCCL_GRAPH_REGISTER"
+_BLOCKS = "NCCL_MAX_CTAS"
+"""How many of a GPU's blocks NCCL may take; more slow kernels beside a sum down by more than they speed the sum up."""
 
 TIMEOUT_S = 1800.0
 """Seconds that a rank waits for one that is alive but doesn't answer, where nobody says otherwise."""
@@ -141,6 +143,7 @@ class Mesh:
         self._nccl = group is not None and "nccl" in str(dist.get_backend_config(group))
         if self._nccl:  # before its first collective, when it looks
             os.environ.setdefault(_REGISTER, "0")
+            os.environ.setdefault(_BLOCKS, "16")
 
     @classmethod
     def single(cls, device: torch.device | str = "cpu") -> Mesh:

@@ -1,8 +1,9 @@
-"""Convolutions that keep no message: a block of edges at a time, and again for gradients.
+"""e3nn's work in a model done differently: quicker, a block of edges or rows at a time, and nothing kept of these.
 
-What e3nn's tensor products, and the networks that make their weights, keep of each edge for gradients is most of what a
-model needs memory for. Within `Blocks` each interaction keeps nothing but what goes in. That costs one more evaluation
-of products and weights, and what is summed is the same but for its order. Models that are trained save nothing.
+What e3nn's tensor products, the networks that make their weights and mace's contractions keep for gradients is most of
+what a model needs memory for. Within `Blocks` each keeps nothing but what goes in. That costs one more evaluation of
+them, which the ways of `nvdd_mace.channelwise` and `nvdd_mace.contraction` more than pay for. What is computed is the
+same but for rounding. Networks that are trained save nothing.
 
 mace calls a convolution that sums for itself as it calls fused ones. Layer: plugin.
 """
@@ -17,6 +18,8 @@ import torch
 
 from nvdd_core.errors import InputError
 from nvdd_mace.adapters import summed_rows
+from nvdd_mace.channelwise import product_of_edges
+from nvdd_mace.contraction import Contraction, serves_contraction
 from nvdd_mace.inspection import flag
 
 _WEIGHTS, _WEIGHTS_OF_GPUS = 2**21, 2**28
@@ -26,10 +29,10 @@ _FEWEST = 256
 AUTO = -1
 
 
-def edges_at_once(blockwise: object, device: torch.device, *, trains: bool) -> int:
+def edges_at_once(blockwise: object, *, trains: bool) -> int:
     """Return what the option of this name asks for: how many edges, `AUTO`, or 0 for no blocks.
 
-    Left alone, CPUs work on blocks, which is as fast or faster there, unless second derivatives are to be taken.
+    Left alone, models work on blocks unless they are trained, which takes second derivatives.
 
     Raises
     ------
@@ -38,7 +41,7 @@ def edges_at_once(blockwise: object, device: torch.device, *, trains: bool) -> i
     """
     text = str(blockwise).lower()
     if is_left_alone(blockwise):
-        return AUTO if device.type == "cpu" and not trains else 0
+        return 0 if trains else AUTO
     if text.isdecimal() and int(text) > 1:
         return int(text)
     try:
@@ -64,7 +67,7 @@ def serves_blocks(module: torch.nn.Module) -> bool:
 
 
 class Blocks(AbstractContextManager[None]):
-    """Has every interaction of a model sum its messages blockwise, for the time of a `with` statement.
+    """Has a model's interactions and products work blockwise, for the time of a `with` statement.
 
     Outside of it the model is as its file made it, and is saved so.
 
@@ -87,9 +90,17 @@ class Blocks(AbstractContextManager[None]):
                 "for themselves, and a model that has none yet"
             )
         self._interactions = _interactions(module)
-        self._parts = [
-            {"conv_tp": Blockwise(one.conv_tp, one.conv_tp_weights, block), "conv_tp_weights": _Later()}
+        self._parts: list[tuple[Any, dict[str, torch.nn.Module]]] = [
+            (
+                one,
+                {"conv_tp": Blockwise(one.conv_tp, one.conv_tp_weights, block), "conv_tp_weights": _Later()},
+            )
             for one in self._interactions
+        ]
+        self._parts += [
+            (one, {"symmetric_contractions": Contraction(one.symmetric_contractions)})
+            for one in getattr(module, "products", ())
+            if serves_contraction(getattr(one, "symmetric_contractions", None))
         ]
 
     def __enter__(self) -> None:
@@ -103,10 +114,10 @@ class Blocks(AbstractContextManager[None]):
             del interaction.conv_fusion
 
     def _swap(self) -> None:
-        """Exchange the parts of interactions and those kept here."""
-        for interaction, parts in zip(self._interactions, self._parts, strict=True):
+        """Exchange the parts of the model's blocks and those kept here."""
+        for owner, parts in self._parts:
             for name, part in parts.items():
-                parts[name], interaction._modules[name] = interaction._modules[name], part
+                parts[name], owner._modules[name] = owner._modules[name], part
 
 
 def _interactions(module: Any) -> list[Any]:
@@ -147,22 +158,25 @@ class Blockwise(torch.nn.Module):
     def __init__(self, product: torch.nn.Module, network: torch.nn.Module, block: int) -> None:
         super().__init__()
         self.product, self.network, self.block = product, network, block
+        self._quick = product_of_edges(product)
 
     def forward(
         self, rows: torch.Tensor, attributes: torch.Tensor, weights: _Weights, edges: torch.Tensor
     ) -> torch.Tensor:
         """Return sums (n, C) of the messages of edges (2, E) [sender, receiver]."""
         of_edges = (attributes, *weights.parts)
+        rows = self._quick.laid_out(rows)
         n, size = summed_rows(rows.shape[0]), self._size(rows)
         trained = any(
             p.requires_grad for p in self.network.parameters()
         )  # their gradients need all that is kept
         if trained or edges.shape[1] <= size:
             messages = self.messages(rows.index_select(0, edges[0]), *of_edges)
-            return messages.new_zeros((n, messages.shape[1])).index_add(0, edges[1], messages)
-        blocks = [slice(start, start + size) for start in range(0, edges.shape[1], size)]
-        found: torch.Tensor = _Sum.apply(self, n, edges, blocks, rows, *of_edges)
-        return found
+            sums = [t.new_zeros((n, t.shape[1])).index_add(0, edges[1], t) for t in messages]
+        else:
+            blocks = [slice(start, start + size) for start in range(0, edges.shape[1], size)]
+            sums = _Sum.apply(self, n, edges, blocks, rows, *of_edges)
+        return self._quick.put_back(sums)
 
     def _size(self, rows: torch.Tensor) -> int:
         """Return how many edges are a block."""
@@ -173,30 +187,29 @@ class Blockwise(torch.nn.Module):
 
     def messages(
         self, rows: torch.Tensor, attributes: torch.Tensor, features: torch.Tensor, *factors: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the messages (E, C) of a block, whose senders' rows are given."""
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the messages (E, C_k) of a block, whose senders' rows are given, as `Product` has them."""
         weights = self.network(features)
         for factor in factors:
             weights = weights * factor
-        found: torch.Tensor = self.product(rows, attributes, weights)
-        return found
+        return self._quick.messages(rows, attributes, weights)
 
 
 class _Sum(torch.autograd.Function):
     """Sums messages; given are the module, the number of sums, edges, blocks of them, rows, and tensors of edges."""
 
     @staticmethod
-    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, ...]:
         module, n, edges, blocks, rows, *parts = given
         ctx.module, ctx.blocks = module, blocks
         ctx.save_for_backward(edges, rows, *parts)
-        total: torch.Tensor = rows.new_zeros(0)
+        sums: list[torch.Tensor] = []
         for block in blocks:
             messages = module.messages(rows.index_select(0, edges[0, block]), *(t[block] for t in parts))
-            if block.start == 0:
-                total = messages.new_zeros((n, messages.shape[1]))
-            total.index_add_(0, edges[1, block], messages)
-        return total
+            sums = sums or [t.new_zeros((n, t.shape[1])) for t in messages]
+            for total, t in zip(sums, messages, strict=True):
+                total.index_add_(0, edges[1, block], t)
+        return tuple(sums)
 
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -212,10 +225,10 @@ class _Sum(torch.autograd.Function):
                 if not again:
                     taken = [t.detach().requires_grad_(place in wanted) for place, t in enumerate(taken)]
                 messages = ctx.module.messages(*taken)
-            slope = slopes[0].index_select(0, receivers)
+            given = [slope.index_select(0, receivers) for slope in slopes]
             targets = [taken[place] for place in wanted]
             gradients = torch.autograd.grad(
-                messages, targets, slope, create_graph=again, materialize_grads=True
+                messages, targets, given, create_graph=again, materialize_grads=True
             )
             for place, t in zip(wanted, gradients, strict=True):
                 if place:

@@ -64,8 +64,8 @@ def load(
     backend : str
         ``e3nn``; ``cueq`` or ``oeq`` convert by mace's own converters, where these packages are installed.
     blockwise : bool, int or "auto"
-        Whether messages are made a block of edges at a time and none is kept, which saves more than half of e3nn's
-        memory, see `nvdd_mace.blockwise`; a number says how many edges are a block.
+        Whether e3nn's work is done a block of edges or rows at a time and nothing of it is kept, which is quicker and
+        takes a fraction of the memory, see `nvdd_mace.blockwise`; a number says how many edges are a block.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def load(
         raise InputError(f"mace: dtype {dtype} is not served; give float32 or float64")
     require_backend(backend)
     trains = flag("trainable", trainable)
-    block = edges_at_once(blockwise, torch.device(device), trains=trains)
+    block = edges_at_once(blockwise, trains=trains)
     if block and backend != "e3nn" and not is_left_alone(blockwise):
         raise InputError(
             f"mace: blockwise is for backend=e3nn; kernels of backend={backend} keep no messages"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
+from nvdd_core.comm import Mesh, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.cpu_mesh import MeshWork
@@ -223,23 +223,23 @@ class _MeshEnergy(torch.autograd.Function):
         g: torch.Tensor,
         mesh: tuple[int, int, int],
         order: int,
-        begun: Pending | None,
+        begun: MeshAhead | None,
     ) -> torch.Tensor:
         # a graph that is kept is differentiated after the evaluation, whose ranks are known here only
         ranks = current_dd_context().mesh
         ctx.order, ctx.mesh, ctx.ranks, ctx.factor = order, mesh, ranks, 1.0 / _size(ranks)
-        work: MeshWork | None = None
-        if begun is None and not points.is_cuda and ranks is not None and ranks.shares_memory:
-            work, ctx.factor = MeshWork.shared(mesh, ranks), 1.0
-            spread_into(work.mine, points, charges, order)
-        else:
-            total = (_begun(points, charges, mesh, order) if begun is None else begun).wait()
-            if not total.is_cuda:
-                work = MeshWork.alone(total)
         kept: torch.Tensor | None = None
-        if work is None:
-            energy, kept, squared = _solve(total, g, ctx.needs_input_grad[2])
+        ctx.reads_later = begun is not None or points.is_cuda
+        if begun is not None:
+            energy, kept, squared = begun.wait()
+        elif points.is_cuda:
+            energy, kept, squared = _solve(_total(points, charges, mesh, order), g, ctx.needs_input_grad[2])
         else:
+            if ranks is not None and ranks.shares_memory:
+                work, ctx.factor = MeshWork.shared(mesh, ranks), 1.0
+                spread_into(work.mine, points, charges, order)
+            else:
+                work = MeshWork.alone(_total(points, charges, mesh, order))
             energy, squared = work.solve(g, ctx.needs_input_grad[2])
             if any(ctx.needs_input_grad):  # what is read, as the next evaluation may overwrite the field
                 kept = gather_slopes(points, work.field, order)
@@ -258,7 +258,7 @@ class _MeshEnergy(torch.autograd.Function):
                 squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
             share = grad * ctx.factor
-            read = 2.0 * grad * (gather_slopes(points, kept, ctx.order) if points.is_cuda else kept)
+            read = 2.0 * grad * (gather_slopes(points, kept, ctx.order) if ctx.reads_later else kept)
         for_g = None if squared is None else share * squared
         return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None, None
 
@@ -273,10 +273,52 @@ def _solve(
     return torch.dot(total.view(-1), half.view(-1)), half, squared
 
 
-def _begun(points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int) -> Pending:
-    """Spread charges and begin to sum the mesh over ranks (collective)."""
+def _total(
+    points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int
+) -> torch.Tensor:
+    """Spread charges and sum the mesh over ranks (collective)."""
     total, ranks = spread(points, charges, mesh, order), current_dd_context().mesh
-    return Pending(total) if ranks is None else ranks.start_all_reduce_sum_(total)
+    return total if ranks is None else ranks.all_reduce_sum_(total)
+
+
+class MeshAhead:
+    """A GPU's work on the mesh up to the potential, on a stream of its own, while pairs are computed (collective).
+
+    Sums over ranks and transforms wait for other GPUs and for memory, pairs for arithmetic. The stream has priority, as
+    it is the longer way.
+
+    Attributes
+    ----------
+    influence : Tensor
+        As given, for the derivative.
+    """
+
+    def __init__(
+        self,
+        points: torch.Tensor,
+        charges: torch.Tensor,
+        g: torch.Tensor,
+        mesh: tuple[int, int, int],
+        order: int,
+    ) -> None:
+        # kept until the caller's stream has waited: what is given may not be overwritten before
+        self._given, self.influence = (points, charges), g
+        self._stream = _stream(points.device) if points.is_cuda else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(points.device))
+        with torch.no_grad(), torch.cuda.stream(self._stream):  # None changes nothing
+            self._found = _solve(_total(points, charges, mesh, order), g, g.requires_grad)
+
+    def wait(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Order the current stream after the work; return what `_solve` does."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+        return self._found
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=-1)
 
 
 # -- the engine ------------------------------------------------------------------------------------------------
@@ -308,11 +350,11 @@ class ReplicatedMesh:
         mesh: tuple[int, int, int],
         order: int,
         potential: bool = False,
-        begun: Pending | None = None,
+        begun: MeshAhead | None = None,
     ) -> torch.Tensor:
         """See `ReciprocalEngine`; `begun` is what `begin` gave for the same arguments."""
         points = mesh_points(positions, cell, mesh)
-        g = self._influence(cell, alpha, mesh, order)
+        g = self._influence(cell, alpha, mesh, order) if begun is None else begun.influence
         if potential:
             total = sum_over_ranks(spread(points, charges, mesh, order))
             return gather(points, mesh_potential(total, g), order)
@@ -321,9 +363,8 @@ class ReplicatedMesh:
         )
         return share
 
-    @staticmethod
-    @torch.no_grad()
     def begin(
+        self,
         positions: torch.Tensor,
         charges: torch.Tensor,
         cell: torch.Tensor,
@@ -331,9 +372,10 @@ class ReplicatedMesh:
         alpha: float,
         mesh: tuple[int, int, int],
         order: int,
-    ) -> Pending:
-        """Begin to sum the mesh over ranks, so that the caller can do other things until it calls (collective)."""
-        return _begun(mesh_points(positions, cell, mesh), charges, mesh, order)
+    ) -> MeshAhead:
+        """Begin a GPU's work on the mesh, so that the caller can do other things until it calls (collective)."""
+        points = mesh_points(positions, cell, mesh).detach()
+        return MeshAhead(points, charges, self._influence(cell, alpha, mesh, order), mesh, order)
 
     def _influence(
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
