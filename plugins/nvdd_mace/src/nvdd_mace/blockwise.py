@@ -22,7 +22,7 @@ from nvdd_mace.channelwise import product_of_edges
 from nvdd_mace.contraction import Contraction, serves_contraction
 from nvdd_mace.inspection import flag
 
-_WEIGHTS, _WEIGHTS_OF_GPUS = 2**21, 2**28
+_WEIGHTS, _WEIGHTS_OF_GPUS = 2**20, 2**28
 """Bytes of weights that make a block: messages then fit into a CPU's cache, or take some gigabytes of a GPU."""
 _FEWEST = 256
 

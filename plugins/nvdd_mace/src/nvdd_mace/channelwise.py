@@ -166,9 +166,13 @@ class Channelwise:
         factors = weights.split([paths.number * paths.channels for paths in self._paths], 1)
         found = []
         for paths, matrix, shape, factor in zip(self._paths, matrices, shapes, factors, strict=True):
-            unweighted = torch.bmm(matrix.view(n, *shape), of_groups[paths.group])
-            by_path = unweighted.view(n, paths.number, paths.components, paths.channels)
-            found.append((by_path * factor.view(n, paths.number, 1, paths.channels)).view(n, paths.width))
+            given, factor = of_groups[paths.group], factor.view(n, paths.number, 1, paths.channels)
+            by_path = (n, paths.number, paths.components, -1)
+            if shape[1] == 1:  # one number of the sender a channel: no sum, and weights go to it first
+                made = matrix.view(by_path) * (factor * given[:, None])
+            else:
+                made = torch.bmm(matrix.view(n, *shape), given).view(*by_path[:3], paths.channels) * factor
+            found.append(made.view(n, paths.width))
         return tuple(found)
 
     def put_back(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:
