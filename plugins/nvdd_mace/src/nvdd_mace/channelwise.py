@@ -165,13 +165,13 @@ class Channelwise:
         matrices = (attributes @ self._coefficients).split([a * b for a, b in shapes], 1)
         factors = weights.split([paths.number * paths.channels for paths in self._paths], 1)
         found = []
-        for paths, matrix, shape, factor in zip(self._paths, matrices, shapes, factors, strict=True):
-            given, factor = of_groups[paths.group], factor.view(n, paths.number, 1, paths.channels)
-            by_path = (n, paths.number, paths.components, -1)
+        for paths, matrix, shape, weight in zip(self._paths, matrices, shapes, factors, strict=True):
+            given, factor = of_groups[paths.group], weight.view(n, paths.number, 1, paths.channels)
             if shape[1] == 1:  # one number of the sender a channel: no sum, and weights go to it first
-                made = matrix.view(by_path) * (factor * given[:, None])
+                made = matrix.view(n, paths.number, paths.components, 1) * (factor * given[:, None])
             else:
-                made = torch.bmm(matrix.view(n, *shape), given).view(*by_path[:3], paths.channels) * factor
+                summed = torch.bmm(matrix.view(n, *shape), given)
+                made = summed.view(n, paths.number, paths.components, paths.channels) * factor
             found.append(made.view(n, paths.width))
         return tuple(found)
 
