@@ -16,6 +16,7 @@ from nvdd_core.runtime import Batch, DistributedModel, ShardedBatch
 from nvdd_core.testing import evaluate
 from nvdd_mace.blockwise import AUTO, Blocks, Blockwise, _Weights, edges_at_once, serves_blocks
 from nvdd_mace.conformance import INTERACTIONS
+from nvdd_mace.contraction import Contraction
 from nvdd_mace.model import load
 
 FEW = {"blockwise": 37}
@@ -82,7 +83,7 @@ def test_messages_are_not_kept(made):
         for on in ("false", "200")
     ]
     assert held[0] > 1e8
-    assert held[1] < 0.5 * held[0]
+    assert held[1] < 0.3 * held[0]
 
 
 def test_parameters_that_are_trained_later(made, structures):
@@ -101,6 +102,73 @@ def test_parameters_that_are_trained_later(made, structures):
     for with_blocks, without in zip(*found, strict=True):
         assert float(without.abs().max()) > 0.0
         torch.testing.assert_close(with_blocks, without, rtol=1e-10, atol=1e-12)
+
+
+def derivative(model, structure):
+    run = DistributedModel(model)
+    sharded = ShardedBatch.scatter(Batch.from_ase(structure), run.mesh)
+    run(sharded, {"energy"})
+    sharded.positions.requires_grad_(True)
+    return sharded.positions, run.differentiable(sharded, {"energy"}).energy
+
+
+@pytest.mark.parametrize("name", ["symmetric_contractions", "conv_tp_weights"])
+def test_parameters_that_change_before_the_derivative(made, structures, name):
+    """A part is evaluated again for it: an error, as torch has it for what it keeps."""
+    model = loaded(made()[0], **FEW)
+    positions, energy = derivative(model, structures["crystal"])
+    torch.autograd.grad(energy.sum(), positions, retain_graph=True)
+    with torch.no_grad():
+        for key, parameter in model.module.named_parameters():
+            if name in key:
+                parameter.mul_(2.0)
+    with pytest.raises(RuntimeError, match="parameters changed between an evaluation and its derivative"):
+        torch.autograd.grad(energy.sum(), positions)
+
+
+def test_parameters_that_are_others_in_a_call_only(made, structures):
+    """Without gradients of these; after the call the model has its own again."""
+    model = loaded(made()[0], **FEW)
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model.module
+
+        def forward(self):
+            return derivative(model, structures["crystal"])
+
+    whole = Whole()
+    others = {name: p.detach() * 1.1 for name, p in whole.named_parameters()}
+    positions, energy = torch.func.functional_call(whole, others, ())
+    with pytest.raises(RuntimeError, match="parameters changed"):
+        torch.autograd.grad(energy.sum(), positions)
+
+
+def test_batched_derivatives(made, structures):
+    positions, energy = derivative(loaded(made()[0], **FEW), structures["crystal"])
+    right = torch.autograd.grad(energy.sum(), positions, retain_graph=True)[0]
+    slopes = torch.tensor([[1.0], [-2.0]], dtype=torch.float64)
+    (found,) = torch.autograd.grad(energy, positions, slopes, is_grads_batched=True)
+    torch.testing.assert_close(found, slopes[:, :, None] * right, rtol=1e-12, atol=1e-13)
+
+
+def test_parts_that_are_replaced_after_loading(made, structures):
+    atoms = structures["crystal"]
+    torch.manual_seed(1)
+    others = loaded(made()[0], **FEW).module
+    found = []
+    for on in (37, False):
+        model = loaded(made()[0], blockwise=on)
+        evaluate(model, atoms)
+        with torch.no_grad():
+            for parameter in others.parameters():
+                parameter.mul_(1.1 if on else 1.0)
+        model.module.products[0].symmetric_contractions = others.products[0].symmetric_contractions
+        model.module.interactions[0].conv_tp_weights = others.interactions[0].conv_tp_weights
+        found.append(evaluate(model, atoms).forces)
+    np.testing.assert_allclose(found[0], found[1], rtol=0, atol=1e-11)
+    assert np.abs(found[0] - evaluate(loaded(made()[0]), atoms).forces).max() > 1e-4
 
 
 class Product(torch.nn.Module):
@@ -160,8 +228,8 @@ def test_a_block_is_what_a_cache_holds(made):
         convolutions = [part.conv_tp for part in model.module.interactions]
     for convolution in convolutions:
         weights = convolution.product.weight_numel
-        assert convolution._size(rows) == 2**21 // (8 * weights)
-        assert convolution._size(rows.float()) == 2**21 // (4 * weights)
+        assert convolution._size(rows) == 2**20 // (8 * weights)
+        assert convolution._size(rows.float()) == 2**20 // (4 * weights)
 
 
 def test_fused_kernels_are_refused(made, monkeypatch):
@@ -183,12 +251,16 @@ def test_a_mace_without_fused_convolutions(made, monkeypatch):
 def test_the_model_is_left_as_it_was(made, structures):
     """Also by an evaluation that fails, so that it can be saved."""
     model = loaded(made()[0], **FEW)
-    before = [[dict(part._modules), set(vars(part))] for part in model.module.interactions]
+    parts = [*model.module.interactions, *model.module.products]
+    before = [[dict(part._modules), set(vars(part))] for part in parts]
     evaluate(model, structures["crystal"])
-    model.module.products[1] = None
+    model.module.products[1] = None  # after which the first product was swapped
     with pytest.raises(TypeError):
         evaluate(model, structures["crystal"])
-    assert [[dict(part._modules), set(vars(part))] for part in model.module.interactions] == before
+    assert [[dict(part._modules), set(vars(part))] for part in parts] == before
+    with model.around:
+        assert all(type(part.conv_tp) is Blockwise for part in model.module.interactions)
+        assert type(model.module.products[0].symmetric_contractions) is Contraction
 
 
 def test_what_tells_whether_blocks_are_served(made):

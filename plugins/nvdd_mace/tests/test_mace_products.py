@@ -91,6 +91,24 @@ def test_blocks_of_rows(monkeypatch, rows):
         torch.testing.assert_close(found(given[0], attributes), expected[0], rtol=1e-12, atol=1e-12)
 
 
+def test_monomials_are_not_kept():
+    module = random_module(dtype=torch.float64, correlation=3).products[0].symmetric_contractions
+    attributes = torch.eye(len(module.contractions[0].weights_max), dtype=torch.float64)[[0] * 50]
+    rows = random(50, module.contractions[0].num_features, module.contractions[0].U_tensors(1).shape[-2])
+    kept = []
+    for each in (module, Contraction(module)):
+        kept.append(0)
+
+        def pack(tensor):
+            kept[-1] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            each(rows.requires_grad_(True), attributes)
+    assert kept[0] > 20 * rows.numel()
+    assert kept[1] < 2 * rows.numel()
+
+
 def test_outputs_that_no_product_reaches():
     """U is all zeros for some degrees; no row at all."""
     with built_in(torch.float64):

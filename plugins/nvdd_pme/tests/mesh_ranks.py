@@ -168,11 +168,16 @@ def worst_beside(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> float:
     """The largest difference in forces and stress where the mesh is summed while pairs are computed, as on GPUs."""
     found = []
     for devices in ({"cuda"}, {"cpu"}):
-        with mock.patch.object(nvdd_pme.model, "BESIDE", devices):
+        begin = mock.Mock(wraps=ReplicatedMesh.begin)
+        with (
+            mock.patch.object(nvdd_pme.model, "BESIDE", devices),
+            mock.patch.object(ReplicatedMesh, "begin", begin),
+        ):
             sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
             run = DistributedModel(source.load(), DomainConfig(), mesh)
             out = run(sharded, {"energy", "forces", "stress"})
             found.append(torch.cat([out.energy, out.forces.flatten(), out.stress.flatten()]))
+        assert begin.called == ("cpu" in devices)
     return float((found[0] - found[1]).abs().max())
 
 

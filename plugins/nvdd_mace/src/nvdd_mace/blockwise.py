@@ -5,7 +5,7 @@ what a model needs memory for. Within `Blocks` each keeps nothing but what goes 
 them, which the ways of `nvdd_mace.channelwise` and `nvdd_mace.contraction` more than pay for. What is computed is the
 same but for rounding. Networks that are trained save nothing.
 
-mace calls a convolution that sums for itself as it calls fused ones. Layer: plugin.
+Layer: plugin.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from nvdd_core.errors import InputError
 from nvdd_mace.adapters import summed_rows
 from nvdd_mace.channelwise import product_of_edges
-from nvdd_mace.contraction import Contraction, serves_contraction
+from nvdd_mace.contraction import Contraction, Unchanged, serves_contraction
 from nvdd_mace.inspection import flag
 
 _WEIGHTS, _WEIGHTS_OF_GPUS = 2**20, 2**28
@@ -89,23 +89,41 @@ class Blocks(AbstractContextManager[None]):
                 "mace: blockwise needs a release of mace-torch whose interactions can do with convolutions that sum "
                 "for themselves, and a model that has none yet"
             )
+        self._module, self._block = module, block
         self._interactions = _interactions(module)
-        self._parts: list[tuple[Any, dict[str, torch.nn.Module]]] = [
+        self._parts: list[tuple[Any, dict[str, torch.nn.Module]]] = []
+        self._made_for: list[torch.nn.Module] = []
+        self._make()
+
+    def _make(self) -> None:
+        """Make the parts for those that the model has."""
+        self._parts = [
             (
                 one,
-                {"conv_tp": Blockwise(one.conv_tp, one.conv_tp_weights, block), "conv_tp_weights": _Later()},
+                {
+                    "conv_tp": Blockwise(one.conv_tp, one.conv_tp_weights, self._block),
+                    "conv_tp_weights": _Later(),
+                },
             )
             for one in self._interactions
         ]
         self._parts += [
             (one, {"symmetric_contractions": Contraction(one.symmetric_contractions)})
-            for one in getattr(module, "products", ())
+            for one in getattr(self._module, "products", ())
             if serves_contraction(getattr(one, "symmetric_contractions", None))
         ]
+        self._made_for = self._live()
+
+    def _live(self) -> list[torch.nn.Module]:
+        return [owner._modules[name] for owner, parts in self._parts for name in parts]
 
     def __enter__(self) -> None:
+        if any(one is not other for one, other in zip(self._live(), self._made_for, strict=True)):
+            self._make()  # somebody gave the model another part
         self._swap()
-        for interaction in self._interactions:
+        for (
+            interaction
+        ) in self._interactions:  # mace then calls what sums for itself as it calls fused kernels
             interaction.conv_fusion = True
 
     def __exit__(self, *exc: object) -> None:
@@ -167,9 +185,8 @@ class Blockwise(torch.nn.Module):
         of_edges = (attributes, *weights.parts)
         rows = self._quick.laid_out(rows)
         n, size = summed_rows(rows.shape[0]), self._size(rows)
-        trained = any(
-            p.requires_grad for p in self.network.parameters()
-        )  # their gradients need all that is kept
+        # gradients of parameters need all that is kept
+        trained = any(p.requires_grad for p in self.network.parameters())
         if trained or edges.shape[1] <= size:
             messages = self.messages(rows.index_select(0, edges[0]), *of_edges)
             sums = [t.new_zeros((n, t.shape[1])).index_add(0, edges[1], t) for t in messages]
@@ -201,7 +218,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, ...]:
         module, n, edges, blocks, rows, *parts = given
-        ctx.module, ctx.blocks = module, blocks
+        ctx.module, ctx.blocks, ctx.parameters = module, blocks, Unchanged(module.network.parameters())
         ctx.save_for_backward(edges, rows, *parts)
         sums: list[torch.Tensor] = []
         for block in blocks:
@@ -214,9 +231,10 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *slopes: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         edges, rows, *parts = ctx.saved_tensors
+        ctx.parameters.check(ctx.module.network.parameters())
         again = torch.is_grad_enabled()  # a derivative of this derivative is wanted
         wanted = [place for place, needs in enumerate(ctx.needs_input_grad[4:]) if needs]
-        of_rows = torch.zeros_like(rows)
+        of_rows = slopes[0].new_zeros(rows.shape)  # of slopes, which torch may have batched
         found: dict[int, list[torch.Tensor]] = {place: [] for place in wanted}
         for block in ctx.blocks:
             senders, receivers = edges[:, block]

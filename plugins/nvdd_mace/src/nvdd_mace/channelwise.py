@@ -8,6 +8,7 @@ and one multiplication by weights. The coefficients are asked of the product its
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -101,9 +102,9 @@ class Channelwise:
         self._paths = [
             _Paths(len(list(same)), mul, dim, channels.index(mul)) for (mul, dim), same in groupby(outputs)
         ]
-        self._coefficients = self._asked(module, outputs)
+        self._coefficients = self._asked(module)
 
-    def _asked(self, module: Any, outputs: list[tuple[int, int]]) -> torch.Tensor:
+    def _asked(self, module: Any) -> torch.Tensor:
         """Return (B, sum of rows times components): by which attribute what component goes where.
 
         The product is asked for every component and attribute alone, of the first channel, weights being one.
@@ -112,8 +113,15 @@ class Channelwise:
         real = {"dtype": constant.dtype, "device": constant.device}
         n_attributes, n_rows = module.irreps_in2.dim, module.irreps_in1.dim
         one = torch.eye(n_attributes, **real)
-        found = []
-        for paths, firsts in zip(self._paths, self._firsts(outputs), strict=True):
+        # the first channel's components of each path
+        places = [
+            range(at.start, at.start + one.ir.dim)
+            for at, one in zip(module.irreps_out.slices(), module.irreps_out, strict=True)
+        ]
+        found, done = [], 0
+        for paths in self._paths:
+            firsts = list(itertools.chain(*places[done : done + paths.number]))
+            done += paths.number
             columns = torch.zeros(n_attributes, paths.rows, self._sizes[paths.group][0], **real)
             at = 0
             for block in self._groups[paths.group]:
@@ -126,19 +134,6 @@ class Channelwise:
                     at += 1
             found.append(columns.flatten(1))
         return torch.cat(found, 1)
-
-    def _firsts(self, outputs: list[tuple[int, int]]) -> list[list[int]]:
-        """Return the places of the first channel's components in mace's layout, for each of the paths."""
-        found: list[list[int]] = []
-        start = done = 0
-        for paths in self._paths:
-            places: list[int] = []
-            for mul, dim in outputs[done : done + paths.number]:
-                places += range(start, start + dim)
-                start += mul * dim
-            done += paths.number
-            found.append(places)
-        return found
 
     def laid_out(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows with channels last."""
@@ -190,10 +185,15 @@ def _is_channelwise(module: Any) -> bool:
     if paths is None or getattr(module, "shared_weights", True) or not len(paths):
         return False
     in_order = [path.i_out for path in paths] == list(range(len(module.irreps_out)))
-    return in_order and all(
-        path.connection_mode == "uvu"
-        and path.has_weight
-        and module.irreps_in2[path.i_in2].mul == 1
-        and 0 < module.irreps_in1[path.i_in1].mul == module.irreps_out[path.i_out].mul
-        for path in paths
+    some = all(one.mul for one in module.irreps_in1)
+    return (
+        some
+        and in_order
+        and all(
+            path.connection_mode == "uvu"
+            and path.has_weight
+            and module.irreps_in2[path.i_in2].mul == 1
+            and module.irreps_in1[path.i_in1].mul == module.irreps_out[path.i_out].mul
+            for path in paths
+        )
     )

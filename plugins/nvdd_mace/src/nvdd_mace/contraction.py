@@ -11,6 +11,7 @@ The polynomial: Batatia et al., MACE (2022), arXiv:2206.07697, equations 10 and 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 _BYTES, _BYTES_OF_GPUS = 2**21, 2**28
-"""Of a block's monomials: what a CPU's cache holds, and what keeps a GPU busy."""
+"""Of a block's monomials, which is about half of all: what a CPU's cache holds, and what keeps a GPU busy."""
 
 Monomial = tuple[int, ...]
 """The components that are multiplied, sorted."""
@@ -50,15 +51,22 @@ class Contraction(torch.nn.Module):
         of_row = sum(len(one) for one in self._monomials) * rows.shape[1] * rows.element_size()
         size = max(1, (_BYTES_OF_GPUS if rows.is_cuda else _BYTES) // of_row)
         weights = [[*reversed(list(part.weights)), part.weights_max] for part in self._parts]
+        now = Unchanged(itertools.chain(*weights))
         found = [
-            checkpoint(self._block, *given, weights, use_reentrant=False, preserve_rng_state=False)
+            checkpoint(self._block, *given, weights, now, use_reentrant=False, preserve_rng_state=False)
             for given in zip(rows.split(size), attributes.split(size), strict=True)
         ]
         return torch.cat(found)
 
     def _block(
-        self, rows: torch.Tensor, attributes: torch.Tensor, weights: list[list[torch.Tensor]]
+        self,
+        rows: torch.Tensor,
+        attributes: torch.Tensor,
+        weights: list[list[torch.Tensor]],
+        then: Unchanged,
     ) -> torch.Tensor:
+        """Return `forward` of some rows; again for gradients, when nothing may have changed."""
+        then.check(itertools.chain(*weights))
         n, channels, components = rows.shape
         monomials = [rows.permute(2, 0, 1).reshape(components, n * channels)]
         for step in self._steps:
@@ -74,6 +82,37 @@ class Contraction(torch.nn.Module):
                 total = total + ((matrix @ values).view(outputs, paths, n * channels) * factors).sum(1)
             found.append(total.view(outputs, n, channels).permute(1, 2, 0).flatten(1))
         return torch.cat(found, 1)
+
+
+class Unchanged:
+    """Parameters as they are in an evaluation, of which a part is done again for gradients.
+
+    Parameters
+    ----------
+    parameters : iterable of Tensor
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
+        self._seen = [(one, _version(one)) for one in parameters]
+
+    def check(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Compare the parameters of now.
+
+        Raises
+        ------
+        RuntimeError
+            As torch does for what it has kept.
+        """
+        for now, (then, version) in zip(parameters, self._seen, strict=True):
+            if now is not then or _version(now) != version:
+                raise RuntimeError(
+                    "mace: parameters changed between an evaluation and its derivative, for which a part is evaluated "
+                    "again; take derivatives first, or give --option blockwise=false"
+                )
+
+
+def _version(parameter: torch.Tensor) -> int:
+    return 0 if parameter.is_inference() else parameter._version
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """MACE as a model of nvdd: local rows in, energies of owned atoms out.
 
-Key objects: `load` (the plugin's loader), `MaceModel`. The model's own blocks compute everything; what is distributed
-are hooks on them (`nvdd_mace.adapters`). Forces and stress are the framework's derivatives, not mace's own.
+Key objects: `load` (the plugin's loader), `MaceModel`. The model's own blocks compute, two of their parts another way
+(`nvdd_mace.blockwise`); what is distributed are hooks on them (`nvdd_mace.adapters`). Forces and stress are the
+framework's derivatives, not mace's own.
 Invariant: a model holds no row of the system. Layer: plugin.
 """
 

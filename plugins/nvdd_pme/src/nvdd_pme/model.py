@@ -111,7 +111,7 @@ def load_pme(
     return Coulomb("pme", options, _Mesh(engine), charges, dtype=dtype, device=device)
 
 
-# Where the mesh goes on by itself. A CPU computes it, and two ranks take 43.5 instead of 42.4 ms.
+# Where a sum over ranks goes on by itself. A CPU computes it, and two ranks take 43.5 instead of 42.4 ms.
 BESIDE = {"cuda"}
 
 
@@ -286,8 +286,8 @@ class Coulomb:
     def _begun(
         self, batch: LocalBatch, lists: _Lists, charges: torch.Tensor
     ) -> Sequence[Callable[..., torch.Tensor]]:
-        """Begin a GPU's work on meshes, which goes on while pairs are computed; return engines (collective)."""
-        if charges.device.type not in BESIDE:
+        """Begin to sum meshes over ranks, which goes on while pairs are computed; return engines (collective)."""
+        if n_ranks() == 1 or charges.device.type not in BESIDE:
             return lists.engines
         positions, cells = to_local(batch.positions).double(), batch.cell.double()
         engines: list[Callable[..., torch.Tensor]] = []

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nvdd_core.comm import Mesh, all_reduce_sum_symmetric
+from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.cpu_mesh import MeshWork
@@ -228,28 +228,28 @@ class _MeshEnergy(torch.autograd.Function):
         # a graph that is kept is differentiated after the evaluation, whose ranks are known here only
         ranks = current_dd_context().mesh
         ctx.order, ctx.mesh, ctx.ranks, ctx.factor = order, mesh, ranks, 1.0 / _size(ranks)
-        kept: torch.Tensor | None = None
-        ctx.reads_later = begun is not None or points.is_cuda
-        if begun is not None:
-            energy, kept, squared = begun.wait()
-        elif points.is_cuda:
-            energy, kept, squared = _solve(_total(points, charges, mesh, order), g, ctx.needs_input_grad[2])
+        read: torch.Tensor | None = None
+        if begun is not None or points.is_cuda:
+            begun = begun or MeshAhead(points, charges, mesh, order)
+            field, squared = _solve(begun.total.wait(), g, ctx.needs_input_grad[2])
+            read = gather_slopes(points, field, order)
+            share = torch.dot(charges, read[:, 0])
         else:
             if ranks is not None and ranks.shares_memory:
                 work, ctx.factor = MeshWork.shared(mesh, ranks), 1.0
                 spread_into(work.mine, points, charges, order)
             else:
-                work = MeshWork.alone(_total(points, charges, mesh, order))
+                work = MeshWork.alone(MeshAhead(points, charges, mesh, order).total.wait())
             energy, squared = work.solve(g, ctx.needs_input_grad[2])
+            share = energy * ctx.factor
             if any(ctx.needs_input_grad):  # what is read, as the next evaluation may overwrite the field
-                kept = gather_slopes(points, work.field, order)
-        ctx.save_for_backward(points, charges, g, kept, squared)
-        share: torch.Tensor = energy * ctx.factor
+                read = gather_slopes(points, work.field, order)
+        ctx.save_for_backward(points, charges, g, read, squared)
         return share
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        points, charges, g, kept, squared = ctx.saved_tensors
+        points, charges, g, read, squared = ctx.saved_tensors
         if torch.is_grad_enabled():
             share = grad / _size(ctx.ranks)
             total = _summed(spread(points, charges, ctx.mesh, ctx.order), ctx.ranks)
@@ -258,67 +258,34 @@ class _MeshEnergy(torch.autograd.Function):
                 squared = _squared(torch.fft.rfftn(total), ctx.mesh[2])
         else:
             share = grad * ctx.factor
-            read = 2.0 * grad * (gather_slopes(points, kept, ctx.order) if ctx.reads_later else kept)
+            read = 2.0 * grad * read
         for_g = None if squared is None else share * squared
         return charges[:, None] * read[:, 1:], read[:, 0], for_g, None, None, None
 
 
-def _solve(
-    total: torch.Tensor, g: torch.Tensor, squares: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Return the energy (), half of the potential (K0, K1, K2) and, if they are wanted, `_squared`."""
+def _solve(total: torch.Tensor, g: torch.Tensor, squares: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return half of the potential (K0, K1, K2) and, if they are wanted, `_squared`."""
     wave = torch.fft.rfftn(total)
     squared = _squared(wave, total.shape[2]) if squares else None
-    half = torch.fft.irfftn(wave.mul_(g), s=total.shape, norm="forward")
-    return torch.dot(total.view(-1), half.view(-1)), half, squared
-
-
-def _total(
-    points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int
-) -> torch.Tensor:
-    """Spread charges and sum the mesh over ranks (collective)."""
-    total, ranks = spread(points, charges, mesh, order), current_dd_context().mesh
-    return total if ranks is None else ranks.all_reduce_sum_(total)
+    return torch.fft.irfftn(wave.mul_(g), s=total.shape, norm="forward"), squared
 
 
 class MeshAhead:
-    """A GPU's work on the mesh up to the potential, on a stream of its own, while pairs are computed (collective).
-
-    Sums over ranks and transforms wait for other GPUs and for memory, pairs for arithmetic. The stream has priority, as
-    it is the longer way.
+    """Spreads charges and begins to sum the mesh over ranks, so that the caller can do other things (collective).
 
     Attributes
     ----------
-    influence : Tensor
+    points : Tensor
         As given, for the derivative.
+    total : Pending
     """
 
     def __init__(
-        self,
-        points: torch.Tensor,
-        charges: torch.Tensor,
-        g: torch.Tensor,
-        mesh: tuple[int, int, int],
-        order: int,
+        self, points: torch.Tensor, charges: torch.Tensor, mesh: tuple[int, int, int], order: int
     ) -> None:
-        # kept until the caller's stream has waited: what is given may not be overwritten before
-        self._given, self.influence = (points, charges), g
-        self._stream = _stream(points.device) if points.is_cuda else None
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(points.device))
-        with torch.no_grad(), torch.cuda.stream(self._stream):  # None changes nothing
-            self._found = _solve(_total(points, charges, mesh, order), g, g.requires_grad)
-
-    def wait(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Order the current stream after the work; return what `_solve` does."""
-        if self._stream is not None:
-            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
-        return self._found
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)
+        self.points, ranks = points, current_dd_context().mesh
+        total = spread(points.detach(), charges.detach(), mesh, order)
+        self.total = Pending(total) if ranks is None else ranks.start_all_reduce_sum_(total)
 
 
 # -- the engine ------------------------------------------------------------------------------------------------
@@ -353,8 +320,8 @@ class ReplicatedMesh:
         begun: MeshAhead | None = None,
     ) -> torch.Tensor:
         """See `ReciprocalEngine`; `begun` is what `begin` gave for the same arguments."""
-        points = mesh_points(positions, cell, mesh)
-        g = self._influence(cell, alpha, mesh, order) if begun is None else begun.influence
+        points = mesh_points(positions, cell, mesh) if begun is None else begun.points
+        g = self._influence(cell, alpha, mesh, order)
         if potential:
             total = sum_over_ranks(spread(points, charges, mesh, order))
             return gather(points, mesh_potential(total, g), order)
@@ -363,8 +330,8 @@ class ReplicatedMesh:
         )
         return share
 
+    @staticmethod
     def begin(
-        self,
         positions: torch.Tensor,
         charges: torch.Tensor,
         cell: torch.Tensor,
@@ -373,9 +340,8 @@ class ReplicatedMesh:
         mesh: tuple[int, int, int],
         order: int,
     ) -> MeshAhead:
-        """Begin a GPU's work on the mesh, so that the caller can do other things until it calls (collective)."""
-        points = mesh_points(positions, cell, mesh).detach()
-        return MeshAhead(points, charges, self._influence(cell, alpha, mesh, order), mesh, order)
+        """Begin to sum the mesh over ranks; the arguments are those of the call to come (collective)."""
+        return MeshAhead(mesh_points(positions, cell, mesh), charges, mesh, order)
 
     def _influence(
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
