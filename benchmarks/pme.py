@@ -26,7 +26,9 @@ import ase
 import numpy as np
 import torch
 
+from benchmarks.mace_cases import Clock
 from nvdd_core.comm import Mesh
+from nvdd_core.dynamics import DomainParallel, VelocityVerlet
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch, WorkerPool
 from nvdd_pme.model import COULOMB, Coulomb, load_pme
 
@@ -237,15 +239,39 @@ def steps_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -> d
     return {"s": best, "gb": 0.0 if device == "cpu" else torch.cuda.max_memory_allocated() / 1e9}
 
 
-def two_ranks(n: int, accuracy: float, rounds: int, engine: str, device: str) -> dict[str, Any]:
+def dynamics_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -> dict[str, float]:
+    """Return the mean wall seconds of a step of dynamics, whose host runs ahead of a GPU, and GB (collective).
+
+    Atoms start at rest and hardly move in such short steps, so that nothing is rebuilt.
+    """
+    torch.set_num_threads(1)
+    batch = Batch.from_ase(ions(n)) if mesh.rank == 0 else None
+    sharded = ShardedBatch.scatter(batch, mesh)
+    sharded.rows["velocities"] = torch.zeros_like(sharded.positions)
+    run = DistributedModel(loaded(str(mesh.device), **options), DomainConfig(skin=0.5), mesh)
+    clock = Clock(run, steps)
+    # the first part warms up, the last ends with outputs that other steps don't have
+    DomainParallel(VelocityVerlet(1e-4), run, [clock]).run(sharded, 3 * steps)
+    first, second = clock.seen[:2]
+    if second["rebuilds"] > first["rebuilds"]:
+        raise RuntimeError("atoms moved too far for steps without a rebuild")
+    on_gpu = mesh.device.type != "cpu"
+    gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
+    return {"s": (second["time"] - first["time"]) / steps, "gb": gb}
+
+
+def two_ranks(
+    n: int, accuracy: float, rounds: int, engine: str, device: str, steps: int = 0
+) -> dict[str, Any]:
     """Two ranks against one, wall time; pools take turns, so that both meet the same noise."""
+    measure, number = (dynamics_on_ranks, steps) if steps else (steps_on_ranks, 10)
     options = {"accuracy": accuracy, "engine": engine}
     found: dict[int, list[dict[str, float]]] = {1: [], 2: []}
     pools = {ranks: WorkerPool(ranks, device, timeout_s=600.0) for ranks in found}
     try:
         for _ in range(rounds):
             for ranks, pool in pools.items():
-                found[ranks] += [max(pool.run(steps_on_ranks, n, options, 10), key=lambda one: one["s"])]
+                found[ranks] += [max(pool.run(measure, n, options, number), key=lambda one: one["s"])]
     finally:
         for pool in pools.values():
             pool.close()
@@ -262,6 +288,7 @@ def main() -> None:
     parser.add_argument("--engine", default="auto", help="of the two ranks")
     parser.add_argument("--device", default="cpu", help="cpu, cuda")
     parser.add_argument("--parts", nargs="+", default=["others", "ranks"], choices=["others", "ranks"])
+    parser.add_argument("--steps", type=int, default=0, help="measure ranks in dynamics of so many steps")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -272,7 +299,7 @@ def main() -> None:
             print(f"{name}: {found}", flush=True)
     if "ranks" in given.parts:
         report["two ranks"] = two_ranks(
-            given.charges, given.accuracy, given.rounds, given.engine, given.device
+            given.charges, given.accuracy, given.rounds, given.engine, given.device, given.steps
         )
         print(f"two ranks: {report['two ranks']}")
     if given.json is not None:
