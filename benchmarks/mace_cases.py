@@ -178,7 +178,7 @@ def nvdd(args: argparse.Namespace, cells: Cells, mesh: Any, model: Any) -> dict[
         "ghost": plan.n_ghost,
         "phases_ms": phases,
         "cpu_ms": cpu,
-        "peak_gb": _peak(args.device),
+        "peak_gb": peak_gb(args.device),
     }
     if args.profile:
         _profile(args, lambda: distributed(sharded, {"forces"}), mesh.rank)
@@ -254,7 +254,8 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _peak(device: str) -> float:
+def peak_gb(device: str) -> float:
+    """Return the most memory of a GPU that was in use."""
     return 0.0 if device == "cpu" else torch.cuda.max_memory_allocated() / 1e9
 
 
@@ -298,7 +299,7 @@ def on_rank(rank: int, args: argparse.Namespace, folder: str) -> None:
             result |= bare(args, cells) if args.kind == "bare" else nvdd(args, cells, mesh, model)
         except torch.cuda.OutOfMemoryError:
             result["error"] = "out of memory"
-        result["peak_gb"] = _peak(args.device)
+        result["peak_gb"] = peak_gb(args.device)
         if rank == 0:
             print(json.dumps(result), flush=True)
         if "error" in result:

@@ -26,7 +26,7 @@ import ase
 import numpy as np
 import torch
 
-from benchmarks.mace_cases import Clock
+from benchmarks.mace_cases import Clock, peak_gb
 from nvdd_core.comm import Mesh
 from nvdd_core.dynamics import DomainParallel, VelocityVerlet
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, ShardedBatch, WorkerPool
@@ -219,13 +219,18 @@ def against_others(n: int, accuracy: float, rounds: int, device: str) -> dict[st
     return report
 
 
+def placed(mesh: Mesh, n: int, options: dict[str, Any], skin: float) -> tuple[ShardedBatch, DistributedModel]:
+    """Return ions spread over ranks, and the model of each (collective)."""
+    torch.set_num_threads(1)
+    sharded = ShardedBatch.scatter(Batch.from_ase(ions(n)) if mesh.rank == 0 else None, mesh)
+    model = loaded(str(mesh.device), **options)
+    return sharded, DistributedModel(model, DomainConfig(skin=skin), mesh)
+
+
 def steps_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -> dict[str, float]:
     """Return the least wall seconds of a steady step, and a GPU's peak memory in GB (collective)."""
-    torch.set_num_threads(1)
     device = mesh.device.type
-    batch = Batch.from_ase(ions(n)) if mesh.rank == 0 else None
-    sharded = ShardedBatch.scatter(batch, mesh)
-    run = DistributedModel(loaded(str(mesh.device), **options), DomainConfig(), mesh)
+    sharded, run = placed(mesh, n, options, 0.0)
     best = float("inf")
     with run.steady("auto"):
         for step in range(4 + steps):
@@ -236,7 +241,7 @@ def steps_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -> d
             synchronize(device)
             if step >= 4:  # the first find out what is cheaper
                 best = min(best, time.perf_counter() - start)
-    return {"s": best, "gb": 0.0 if device == "cpu" else torch.cuda.max_memory_allocated() / 1e9}
+    return {"s": best, "gb": peak_gb(device)}
 
 
 def dynamics_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -> dict[str, float]:
@@ -244,20 +249,15 @@ def dynamics_on_ranks(mesh: Mesh, n: int, options: dict[str, Any], steps: int) -
 
     Atoms start at rest and hardly move in such short steps, so that nothing is rebuilt.
     """
-    torch.set_num_threads(1)
-    batch = Batch.from_ase(ions(n)) if mesh.rank == 0 else None
-    sharded = ShardedBatch.scatter(batch, mesh)
+    sharded, run = placed(mesh, n, options, 0.5)
     sharded.rows["velocities"] = torch.zeros_like(sharded.positions)
-    run = DistributedModel(loaded(str(mesh.device), **options), DomainConfig(skin=0.5), mesh)
     clock = Clock(run, steps)
     # the first part warms up, the last ends with outputs that other steps don't have
     DomainParallel(VelocityVerlet(1e-4), run, [clock]).run(sharded, 3 * steps)
     first, second = clock.seen[:2]
     if second["rebuilds"] > first["rebuilds"]:
         raise RuntimeError("atoms moved too far for steps without a rebuild")
-    on_gpu = mesh.device.type != "cpu"
-    gb = torch.cuda.max_memory_allocated() / 1e9 if on_gpu else 0.0
-    return {"s": (second["time"] - first["time"]) / steps, "gb": gb}
+    return {"s": (second["time"] - first["time"]) / steps, "gb": peak_gb(mesh.device.type)}
 
 
 def two_ranks(

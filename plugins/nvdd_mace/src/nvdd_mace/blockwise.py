@@ -121,9 +121,8 @@ class Blocks(AbstractContextManager[None]):
         if any(one is not other for one, other in zip(self._live(), self._made_for, strict=True)):
             self._make()  # somebody gave the model another part
         self._swap()
-        for (
-            interaction
-        ) in self._interactions:  # mace then calls what sums for itself as it calls fused kernels
+        # mace then calls what sums for itself as it calls fused kernels
+        for interaction in self._interactions:
             interaction.conv_fusion = True
 
     def __exit__(self, *exc: object) -> None:

@@ -67,14 +67,12 @@ class _Paths:
     components: int
     group: int
     """Which group of the inputs has this number of channels."""
+    inputs: int
+    """Components of that group."""
 
     @property
-    def rows(self) -> int:
+    def outputs(self) -> int:
         return self.number * self.components
-
-    @property
-    def width(self) -> int:
-        return self.rows * self.channels
 
 
 class Channelwise:
@@ -100,19 +98,17 @@ class Channelwise:
         ]
         outputs = [(one.mul, one.ir.dim) for one in module.irreps_out]
         self._paths = [
-            _Paths(len(list(same)), mul, dim, channels.index(mul)) for (mul, dim), same in groupby(outputs)
+            _Paths(len(list(same)), mul, dim, channels.index(mul), self._sizes[channels.index(mul)][0])
+            for (mul, dim), same in groupby(outputs)
         ]
         self._coefficients = self._asked(module)
 
     def _asked(self, module: Any) -> torch.Tensor:
-        """Return (B, sum of rows times components): by which attribute what component goes where.
+        """Return (B, sum of outputs times inputs): by which attribute what component goes where.
 
         The product is asked for every component and attribute alone, of the first channel, weights being one.
         """
-        constant = next(module.buffers())  # e3nn keeps its output's mask, in any product
-        real = {"dtype": constant.dtype, "device": constant.device}
-        n_attributes, n_rows = module.irreps_in2.dim, module.irreps_in1.dim
-        one = torch.eye(n_attributes, **real)
+        answers = [self._answers(module, group) for group in self._groups]
         # the first channel's components of each path
         places = [
             range(at.start, at.start + one.ir.dim)
@@ -122,27 +118,28 @@ class Channelwise:
         for paths in self._paths:
             firsts = list(itertools.chain(*places[done : done + paths.number]))
             done += paths.number
-            columns = torch.zeros(n_attributes, paths.rows, self._sizes[paths.group][0], **real)
-            at = 0
-            for block in self._groups[paths.group]:
-                for component in range(self._inputs[block][1]):
-                    row = torch.zeros(n_attributes, n_rows, **real)
-                    row[:, self._slices[block].start + component] = 1.0
-                    with torch.no_grad():
-                        out = module(row, one, torch.ones(n_attributes, module.weight_numel, **real))
-                    columns[:, :, at] = out[:, firsts]
-                    at += 1
-            found.append(columns.flatten(1))
+            found.append(answers[paths.group][:, :, firsts].permute(1, 2, 0).flatten(1))
         return torch.cat(found, 1)
+
+    def _answers(self, module: Any, group: list[int]) -> torch.Tensor:
+        """Return (inputs, B, C): what the product gives for each component of a group and each attribute."""
+        constant = next(module.buffers())  # e3nn keeps its output's mask, in any product
+        real = {"dtype": constant.dtype, "device": constant.device}
+        places = [self._slices[at].start + k for at in group for k in range(self._inputs[at][1])]
+        n_inputs, n_attributes = len(places), module.irreps_in2.dim
+        rows = torch.eye(module.irreps_in1.dim, **real)[places].repeat_interleave(n_attributes, 0)
+        attributes = torch.eye(n_attributes, **real).repeat(n_inputs, 1)
+        with torch.no_grad():
+            out = module(rows, attributes, torch.ones(len(rows), module.weight_numel, **real))
+        answers: torch.Tensor = out.view(n_inputs, n_attributes, -1)
+        return answers
 
     def laid_out(self, rows: torch.Tensor) -> torch.Tensor:
         """Return rows with channels last."""
         parts = []
-        for group in self._groups:
-            for at in group:
-                mul, dim = self._inputs[at]
-                part = rows[:, self._slices[at]]
-                parts.append(part.reshape(-1, mul, dim).transpose(1, 2).flatten(1))
+        for at in itertools.chain(*self._groups):
+            mul, dim = self._inputs[at]
+            parts.append(rows[:, self._slices[at]].reshape(-1, mul, dim).transpose(1, 2).flatten(1))
         return torch.cat(parts, 1)
 
     def messages(
@@ -156,18 +153,17 @@ class Channelwise:
                 rows.split([d * mul for d, mul in self._sizes], 1), self._sizes, strict=True
             )
         ]
-        shapes = [(paths.rows, self._sizes[paths.group][0]) for paths in self._paths]
-        matrices = (attributes @ self._coefficients).split([a * b for a, b in shapes], 1)
-        factors = weights.split([paths.number * paths.channels for paths in self._paths], 1)
+        matrices = (attributes @ self._coefficients).split([p.outputs * p.inputs for p in self._paths], 1)
+        factors = weights.split([p.number * p.channels for p in self._paths], 1)
         found = []
-        for paths, matrix, shape, weight in zip(self._paths, matrices, shapes, factors, strict=True):
+        for paths, matrix, weight in zip(self._paths, matrices, factors, strict=True):
             given, factor = of_groups[paths.group], weight.view(n, paths.number, 1, paths.channels)
-            if shape[1] == 1:  # one number of the sender a channel: no sum, and weights go to it first
+            if paths.inputs == 1:  # one number of the sender a channel: no sum, and weights go to it first
                 made = matrix.view(n, paths.number, paths.components, 1) * (factor * given[:, None])
             else:
-                summed = torch.bmm(matrix.view(n, *shape), given)
+                summed = torch.bmm(matrix.view(n, paths.outputs, paths.inputs), given)
                 made = summed.view(n, paths.number, paths.components, paths.channels) * factor
-            found.append(made.view(n, paths.width))
+            found.append(made.view(n, paths.outputs * paths.channels))
         return tuple(found)
 
     def put_back(self, sums: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -10,6 +10,7 @@ The polynomial: Batatia et al., MACE (2022), arXiv:2206.07697, equations 10 and 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -73,13 +74,15 @@ class Contraction(torch.nn.Module):
             monomials.append(_Products.apply(monomials[0], monomials[-1], step))
         found = []
         for matrices, of_degrees in zip(self._matrices, weights, strict=True):
-            total = rows.new_zeros(())
+            terms = []
+            # outputs may need fewer degrees than others
             for values, matrix, weight in zip(monomials, matrices, of_degrees, strict=False):
                 paths = weight.shape[1]
                 outputs = matrix.shape[0] // paths
                 of_rows = (attributes @ weight.flatten(1)).view(n, paths, channels)
                 factors = of_rows.transpose(0, 1).reshape(1, paths, n * channels)
-                total = total + ((matrix @ values).view(outputs, paths, n * channels) * factors).sum(1)
+                terms.append(((matrix @ values).view(outputs, paths, n * channels) * factors).sum(1))
+            total = functools.reduce(torch.add, terms)
             found.append(total.view(outputs, n, channels).permute(1, 2, 0).flatten(1))
         return torch.cat(found, 1)
 

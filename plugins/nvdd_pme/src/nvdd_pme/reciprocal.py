@@ -209,10 +209,11 @@ def _squared(wave: torch.Tensor, n: int) -> torch.Tensor:
 class _MeshEnergy(torch.autograd.Function):
     """One rank's share of the energy of all ranks' charges on a mesh (collective).
 
-    CPU ranks that share memory share the work, and have the energy of their parts; others do all of it, and have equal
-    shares. The gradient needs the potential, which every rank has from the energy, and no sum over ranks. Where it is
-    differentiated further what follows may differ from rank to rank, so it is made of torch operations then, with the
-    sums over ranks that belong to them.
+    CPU ranks that share memory share the work, and have the energy of their parts. Others do all of it: their shares
+    are equal on CPUs, and the energies of their own charges where the mesh was begun ahead and on GPUs. The gradient
+    needs the potential, which every rank has from the energy, and no sum over ranks. Where it is differentiated further
+    what follows may differ from rank to rank, so it is made of torch operations then, with the sums over ranks that
+    belong to them.
     """
 
     @staticmethod
