@@ -45,6 +45,11 @@ class _Choice:
     kept: Edges | None = None
     moves: torch.Tensor | None = None  # (E, 3), what the shifts of the listed edges are in Angstrom
 
+    @property
+    def size(self) -> int:
+        """How many edges there is room for."""
+        return 0 if self.kept is None else int(self.kept[1].shape[0])
+
 
 class NearEdges:
     """The choices made from the lists of one domain.
@@ -106,27 +111,23 @@ class NearEdges:
     def keep(self, before: NearEdges | None = None) -> None:
         """From now on give what `refresh` chose last, as many edges as there are now and some to spare.
 
-        There is room for as many more as have come since `before` was sized.
+        There is room for as many more as have come since `before` was sized. What room `before` had stays, if it
+        does and isn't too large: sizes are taken anew where one rank's don't do, and another may have few edges just
+        then.
         """
         for key, choice in self._choices.items():
             index, shifts = choice.listed
             earlier = before._choices.get(key) if before is not None else None
-            grown = 0.0 if earlier is None else choice.count / max(1, earlier.sized) - 1.0
-            spare = min(MOST_SPARE, max(LEAST_SPARE, grown))
+            size, choice.sized = _sized(choice.count, earlier)
             # without owned rows there are no edges, nor rows for those that fill up
-            size = choice.count + _room(choice.count, spare) if index.shape[1] else 0
-            choice.sized = choice.count
+            size = size if index.shape[1] else 0
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
 
     def fits(self, other: NearEdges) -> bool:
         """Tell whether what is kept here has room for the choices of `other`, which it could then give."""
         if self._choices.keys() != other._choices.keys():
             return False
-        for key, choice in self._choices.items():
-            new, size = other._choices[key], 0 if choice.kept is None else choice.kept[1].shape[0]
-            if new.count + _room(new.count, LEAST_SPARE) // 4 > size:
-                return False
-        return True
+        return all(_least(other._choices[key].count) <= choice.size for key, choice in self._choices.items())
 
     def placed(self, place: torch.Tensor, lists: Iterable[EdgeList]) -> NearEdges:
         """Return the same choices for rows renumbered by `place` (n_local,), from `lists` in the order of these."""
@@ -185,9 +186,23 @@ class NearEdges:
         return missing
 
 
+def _sized(count: int, earlier: _Choice | None) -> tuple[int, int]:
+    """Return for how many edges there should be room, and how many there were when that was found."""
+    grown = 0.0 if earlier is None else count / max(1, earlier.sized) - 1.0
+    size = count + _room(count, min(MOST_SPARE, max(LEAST_SPARE, grown)))
+    if earlier is not None and _least(count) <= earlier.size <= (1.0 + MOST_SPARE) * size:
+        return earlier.size, earlier.sized
+    return size, count
+
+
 def _room(count: int, share: float) -> int:
     """Return how many edges there is room for beside `count`."""
     return int(share * count + _WAVERS * count**0.5) + 1
+
+
+def _least(count: int) -> int:
+    """Return how many edges there must be room for, for `count` to be served until the next rebuild."""
+    return count + _room(count, LEAST_SPARE) // 4
 
 
 def _moves(edges: Edges, positions: torch.Tensor, cell: torch.Tensor, system: torch.Tensor) -> torch.Tensor:

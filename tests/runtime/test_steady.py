@@ -190,6 +190,23 @@ def test_sizes_are_kept_unless_they_are_far_too_large_or_too_small(rank_pool, wo
         assert sized
 
 
+@pytest.mark.parametrize(
+    ("had", "sized", "size"),
+    [
+        (10_500, 9_000, 10_500),
+        (10_110, 9_000, 10_110),
+        (10_109, 10_200, 10_440),  # too few to spare
+        (9_000, 8_000, 11_651),  # far too few: more came than usual, and as many may come again
+        (12_000, 9_990, 10_440),  # far too many
+    ],
+)
+def test_room_for_edges_is_kept_where_it_does(had: int, sized: int, size: int) -> None:
+    """Sizes are taken anew where another rank's don't do; one that has few edges just then must not shrink for that."""
+    kept = torch.zeros((2, had), dtype=torch.int64), torch.zeros((had, 3), dtype=torch.int64)
+    before = near_edges._Choice((kept[0][:, :0], kept[1][:0]), 0, sized, kept)
+    assert near_edges._sized(10_000, before) == (size, sized if size == had else 10_000)
+
+
 def test_a_model_that_reads_the_list_is_refused() -> None:
     sharded = share(systems()[:1], mesh())
     run = DistributedModel(Lister(pads=True), DomainConfig(skin=0.4))
