@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from pydantic import JsonValue
 
 import nvdd_core
 from nvdd_core.cli import output
@@ -98,7 +99,7 @@ def main(job: RunJob) -> None:
         start = mesh.broadcast_object(0 if saved is None else saved.step)
         session = prepare(job, mesh, lambda: first_batch(job, saved), skin=job.skin)
         integrator, folder = make_integrator(job), job.output_folder()
-        note = start_velocities(job, session) if job.restart is None else changes(saved, integrator)
+        note = start_velocities(job, session) if job.restart is None else changes(saved, job, integrator)
         session.model(session.sharded)
         note += closeness_note(session)
         if job.capture == "on" and (why := session.model.capture_obstacle) is not None:
@@ -142,14 +143,26 @@ def first_batch(job: RunJob, saved: Checkpoint | None) -> Batch:
     return read_systems(job.structure, "-1", dynamics=True) if saved is None else saved.batch()
 
 
-def changes(saved: Checkpoint | None, integrator: Integrator) -> str:
-    """Return a note for the user where the integrator is not the one that the checkpoint was written with."""
-    before = {} if saved is None else saved.info.get("integrator")
-    if not isinstance(before, dict):
-        return ""
-    now = integrator.parameters()
-    other = [f"{k} {before[k]} -> {now[k]}" for k in now if k in before and before[k] != now[k]]
+def changes(saved: Checkpoint | None, job: RunJob, integrator: Integrator) -> str:
+    """Return a note for the user where potential or integrator are not those that the checkpoint was written with."""
+    other: list[str] = []
+    for what, now in (("potential", potential(job)), ("integrator", integrator.parameters())):
+        before = {} if saved is None else saved.info.get(what)
+        if not isinstance(before, dict) or not before:
+            continue  # of a file that something else wrote
+        names = sorted(now.keys() | before.keys())
+        other += [
+            f"{name} {before.get(name, 'not given')} -> {now.get(name, 'not given')}"
+            for name in names
+            if before.get(name) != now.get(name)
+        ]
     return f"nvdd: other than before the restart: {', '.join(other)}\n" if other else ""
+
+
+def potential(job: RunJob) -> dict[str, JsonValue]:
+    """Return what decides about energies and forces."""
+    options = {f"option {name}": value for name, value in job.option.items()}
+    return {"model": job.model, "dtype": job.dtype, **options}
 
 
 def cut_back(job: RunJob, folder: Path, step: int) -> None:
@@ -206,7 +219,10 @@ def make_hooks(job: RunJob, folder: Path, integrator: Integrator) -> list[Hook]:
         trajectory = folder / output.TRAJECTORY
         hooks.append(TrajectoryWriter(trajectory, job.trajectory_every, append=job.continues()))
     if job.checkpoint_every:  # after the others, so that a restart finds what they wrote up to its step
-        hooks.append(CheckpointWriter(folder / output.CHECKPOINT, job.checkpoint_every, integrator))
+        info = {"potential": potential(job)}
+        hooks.append(
+            CheckpointWriter(folder / output.CHECKPOINT, job.checkpoint_every, integrator, info=info)
+        )
     return [*hooks, last]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,19 +24,18 @@ from nvdd_core.cli.config import JobConfig
 from nvdd_core.cli.flags import require_file
 from nvdd_core.comm import Mesh, agreed, group_scope
 from nvdd_core.errors import DistributedError, InputError
-from nvdd_core.partition import segment_bounds
 from nvdd_core.plugins import check_agreement, default_manager
 from nvdd_core.plugins.composition import read_model
 from nvdd_core.plugins.foreign import wanted_end
 from nvdd_core.runtime import Batch, DistributedManager, DistributedModel, DomainConfig, Model, ShardedBatch
 from nvdd_core.runtime.closest import closeness
 from nvdd_core.runtime.model_api import members_of
+from nvdd_core.runtime.precision import precision_note
 from nvdd_core.runtime.source import ModelSource
 from nvdd_core.runtime.structures import constraint_names, read_structures
 from nvdd_core.spec import StrategyKind
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32}
-_COARSE_A = 1e-4  # a vibration of a bond is some hundred times that
 
 
 @dataclass(frozen=True)
@@ -139,12 +139,12 @@ def prepare(job: JobConfig, mesh: Mesh, read: Callable[[], Batch], skin: float =
         When the ranks see different plugins.
     """
     plugins = agreed_plugins(mesh, job.model)
-    with agreed(mesh):
+    with agreed(mesh), _notes(mesh):
         model = load_model(job, mesh.device)
-    with agreed(mesh):
+    with agreed(mesh), _notes(mesh):
         batch = read() if mesh.rank == 0 else None
-        if batch is not None and job.dtype == "float32":
-            sys.stderr.write(precision_note(batch))
+        if batch is not None and job.dtype == "float32" and (note := precision_note(batch)):
+            sys.stderr.write(f"nvdd: {note}\n")
     sharded = ShardedBatch.scatter(batch, mesh)
     config = DomainConfig(skin=skin, grid_dims=job.grid, strategy=strategy_kind(job.strategy))
     return Session(mesh, DistributedModel(model, config, mesh), sharded, plugins)
@@ -156,16 +156,17 @@ def closeness_note(session: Session) -> str:
     return f"nvdd: {close}; is the structure, or its unit of length, right?\n" if close else ""
 
 
-def precision_note(batch: Batch) -> str:
-    """Return a note for the user where float32 coordinates of so wide a system lose digits that matter."""
-    low, high = segment_bounds(batch.positions, batch.system, batch.n_systems)
-    span = torch.where(batch.pbc.all(1), 0.0, (high - low).amax(1))
-    sides = torch.where(batch.pbc, torch.linalg.vector_norm(batch.cell, dim=2), 0.0).amax(1)
-    widest = float(torch.maximum(span, sides).max())  # coordinates are centred: up to half of it either way
-    step = 0.5 * widest * torch.finfo(torch.float32).eps
-    if not step > _COARSE_A:
-        return ""
-    return f"nvdd: float32 coordinates are {step:.1g} A apart in a system {widest:.3g} A wide; float64 is exact\n"
+@contextmanager
+def _notes(mesh: Mesh) -> Iterator[None]:
+    """Write what the body warns users of as notes, one line each, from one rank; other warnings go their way."""
+    with warnings.catch_warnings(record=True) as seen:
+        yield
+    for warning in seen:
+        if warning.category is not UserWarning:
+            warnings.showwarning(warning.message, warning.category, warning.filename, warning.lineno)
+    if mesh.rank == 0:
+        told = [str(warning.message) for warning in seen if warning.category is UserWarning]
+        sys.stderr.write("".join(f"nvdd: {' '.join(text.split())}\n" for text in dict.fromkeys(told)))
 
 
 def strategy_kind(name: str) -> StrategyKind:

@@ -38,6 +38,7 @@ from nvdd_core.errors import InputError
 from nvdd_core.runtime.distributed_model import DistributedModel
 from nvdd_core.runtime.outputs import Partial
 from nvdd_core.runtime.sharded import ShardedBatch
+from nvdd_core.tensor import version_of
 
 _FORCES = frozenset({"forces"})
 
@@ -129,7 +130,7 @@ class _Run:
     def _begin(self, *, check: bool = False) -> None:
         """Make a domain of the rows as they are, keeping nothing of the one before, and evaluate (collective)."""
         cell = self.sharded.cell
-        self._cell, self._cell_version = cell, _version(cell)
+        self._cell, self._cell_version = cell, version_of(cell)
         self._volume = float(torch.linalg.det(cell[0]).abs())
         self.model.rebuild(self.sharded, check=check, anew=True)
         self._follow_rows()
@@ -242,7 +243,7 @@ class _Run:
         with self.timer.phase("write", rare=True):
             run_hooks(self.owner.hooks, self._context(info))
         step = self.state.step
-        changed = self._cell is not self.sharded.cell or self._cell_version != _version(self._cell)
+        changed = self._cell is not self.sharded.cell or self._cell_version != version_of(self._cell)
         if changed and all(h.scope is HookScope.RANK_ZERO for h in self.owner.hooks if is_due(h, step)):
             raise InputError(
                 "a hook of scope RANK_ZERO changed the cell, which the other ranks can't know of; give it scope LOCAL "
@@ -252,8 +253,3 @@ class _Run:
 
     def _context(self, info: StepInfo) -> HookContext:
         return HookContext(self.state.step, self.sharded, self.state, info, self.owner.mesh)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return a number that changes when the tensor is changed in place; no host synchronisation."""
-    return 0 if tensor.is_inference() else tensor._version

@@ -20,6 +20,7 @@ from nvdd_core.dynamics.noise import STREAM_THERMOSTAT, NoiseBuffers, normal
 from nvdd_core.dynamics.state import MDState
 from nvdd_core.dynamics.units import ACCELERATION, K_B
 from nvdd_core.errors import InputError
+from nvdd_core.tensor import version_of
 
 
 class Integrator(Protocol):
@@ -74,7 +75,7 @@ class _PerMass:
         self._rows = torch.empty(0)
 
     def __call__(self, masses: torch.Tensor) -> torch.Tensor:
-        version = 0 if masses.is_inference() else masses._version
+        version = version_of(masses)
         if masses is not self._masses or version != self._version:
             factor = self._scale / masses
             factor = factor.sqrt() if self._root else factor

@@ -9,6 +9,7 @@ Layer: interop.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ import torch
 from nvdd_core.interop.seat import Answer, Order, Refused, Work
 from nvdd_core.interop.snapshot import Snapshot
 from nvdd_core.runtime import Batch, DomainConfig, WorkerPool
+from nvdd_core.runtime.precision import precision_note
 from nvdd_core.runtime.source import ModelSource
 
 _SEAT = "nvdd_core.interop.seat"
@@ -115,6 +117,8 @@ class Crew:
         else:
             batch = _batch(atoms)
             batch.validate()
+            if self.settings.dtype == torch.float32 and (note := precision_note(batch)):
+                warnings.warn(note, stacklevel=2)
             placed = None
             works = [self._work(seen, is_new=True, batch=batch)]
             works += [self._work(seen, is_new=True)] * (self.settings.n_ranks - 1)

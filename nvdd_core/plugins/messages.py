@@ -33,7 +33,9 @@ def no_model(name: str, names: Iterable[str], records: Iterable[PluginRecord]) -
     """
     installed = sorted(set(names))
     missing = {model: dist for model, dist in KNOWN_MODELS.items() if model not in installed}
-    if name in missing:
+    if "+" in name or "*" in name:
+        hint = " Several models are put together by nvdd_core.runtime.PipelineModel, of models loaded one by one."
+    elif name in missing:
         hint = f" {way_to(missing[name])}"
     else:
         hint = did_you_mean(name, [*installed, *missing])

@@ -9,6 +9,7 @@ Layer: runtime.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -77,7 +78,8 @@ class Batch:
     def from_ase(cls, atoms: ase.Atoms | Sequence[ase.Atoms]) -> Batch:
         """Copy one or several ASE structures.
 
-        Numeric per-atom arrays (charges, tags, ...) that all structures have, in one shape, become `fields`.
+        Numeric per-atom arrays (charges, tags, ...) that all structures have, in one shape, become `fields`; a warning
+        names those that only some have.
 
         Raises
         ------
@@ -88,7 +90,7 @@ class Batch:
         if not frames:
             raise InputError("no structure was given: expected at least one")
         moving = any(a.has("momenta") for a in frames)
-        names = sorted(name for name, _ in set.intersection(*(_field_shapes(a) for a in frames)))
+        names = _common_fields(frames)
         counts = torch.tensor([len(a) for a in frames])
         n = int(counts.sum())
         return cls(
@@ -189,6 +191,19 @@ def _field_shapes(atoms: ase.Atoms) -> set[tuple[str, tuple[int, ...]]]:
         for name, array in atoms.arrays.items()
         if name not in _ASE_KNOWN and array.dtype.kind in "fiub"
     }
+
+
+def _common_fields(frames: Sequence[ase.Atoms]) -> list[str]:
+    """Return the names of arrays that all structures have in one shape; warn of others, which a model might use."""
+    shapes = [_field_shapes(atoms) for atoms in frames]
+    common = set.intersection(*shapes)
+    left_out = sorted({name for name, _ in set.union(*shapes) - common})
+    if left_out:
+        warnings.warn(
+            f"{', '.join(left_out)}: not a column of every structure, in one shape, so it is left out of all of them",
+            stacklevel=3,
+        )
+    return sorted(name for name, _ in common)
 
 
 def _join(parts: Sequence[np.ndarray], dtype: npt.DTypeLike) -> torch.Tensor:

@@ -23,8 +23,9 @@ from nvdd_core.partition import apply_by_segment
 Edges = tuple[torch.Tensor, torch.Tensor]
 """``edge_index`` (2, E) int64, sender and receiver, and ``shifts`` (E, 3) int64 of the sender in whole cells."""
 
-# Room for pairs that come closer before the next rebuild: a share of all, and by how much their number wavers, which
-# is its root where pairs come and go by themselves.
+# Room for pairs that come closer before the next rebuild: a share of all, and by how much their number wavers. That is
+# its root where pairs come and go by themselves; of a small domain more come and go with its rows, which waver by the
+# root of those at its faces, the third root of all.
 LEAST_SPARE, MOST_SPARE, _WAVERS = 1 / 256, 1 / 8, 4.0
 
 
@@ -108,8 +109,8 @@ class NearEdges:
         for number, cutoff in like._choices:
             self.of(self._lists[number], positions, cell, system, cutoff)
 
-    def keep(self, before: NearEdges | None = None) -> None:
-        """From now on give what `refresh` chose last, as many edges as there are now and some to spare.
+    def keep(self, n_rows: int, before: NearEdges | None = None) -> None:
+        """From now on give what `refresh` chose last, as many edges as `n_rows` rows have now and some to spare.
 
         There is room for as many more as have come since `before` was sized. What room `before` had stays, if it
         does and isn't too large: sizes are taken anew where one rank's don't do, and another may have few edges just
@@ -118,7 +119,7 @@ class NearEdges:
         for key, choice in self._choices.items():
             index, shifts = choice.listed
             earlier = before._choices.get(key) if before is not None else None
-            size, choice.sized = _sized(choice.count, earlier)
+            size, choice.sized = _sized(choice.count, n_rows, earlier)
             # without owned rows there are no edges, nor rows for those that fill up
             size = size if index.shape[1] else 0
             choice.kept = (index.new_zeros((2, size)), shifts.new_zeros((size, 3)))
@@ -186,18 +187,19 @@ class NearEdges:
         return missing
 
 
-def _sized(count: int, earlier: _Choice | None) -> tuple[int, int]:
-    """Return for how many edges there should be room, and how many there were when that was found."""
+def _sized(count: int, n_rows: int, earlier: _Choice | None) -> tuple[int, int]:
+    """Return for how many edges of rows there should be room, and how many there were when that was found."""
     grown = 0.0 if earlier is None else count / max(1, earlier.sized) - 1.0
-    size = count + _room(count, min(MOST_SPARE, max(LEAST_SPARE, grown)))
+    size = count + _room(count, min(MOST_SPARE, max(LEAST_SPARE, grown)), n_rows)
     if earlier is not None and _least(count) <= earlier.size <= (1.0 + MOST_SPARE) * size:
         return earlier.size, earlier.sized
     return size, count
 
 
-def _room(count: int, share: float) -> int:
-    """Return how many edges there is room for beside `count`."""
-    return int(share * count + _WAVERS * count**0.5) + 1
+def _room(count: int, share: float, n_rows: int = 0) -> int:
+    """Return how many edges there is room for beside `count`; without `n_rows` rows stay."""
+    with_rows = 0.75 * count / n_rows ** (2 / 3) if n_rows else 0.0
+    return int(share * count + _WAVERS * max(count**0.5, with_rows)) + 1
 
 
 def _least(count: int) -> int:

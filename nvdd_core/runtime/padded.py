@@ -91,7 +91,7 @@ class PaddedDomain:
         }
         self.local = torch.zeros((self.plan.n_local, 3), dtype=dtype, device=index.device)
         near = domain.near.placed(self._place(domain.plan), self._lists)
-        near.keep(None if before is None else before.domain.near)
+        near.keep(rows, None if before is None else before.domain.near)
         fields = {name: self._rows[name] for name in domain.fields}
         self.domain: Domain = replace(
             domain,

@@ -10,7 +10,7 @@ Layer: runtime.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from nvdd_core.comm import Mesh, agreed
 from nvdd_core.errors import InputError
 from nvdd_core.partition import RowPacker
 from nvdd_core.runtime.batch import Batch
+from nvdd_core.tensor import version_of
 
 _BLOCK_ROWS = 65_536
 _VERSIONS = itertools.count(1)  # one for the process, so that two batches never share a version
@@ -38,20 +39,32 @@ def field_name(row_name: str) -> str:
 
 
 class Contents:
-    """Tensors as they were at one moment; holds on to them, so that none is taken for one that is gone."""
+    """Tensors as they were at one moment; holds on to them, so that none is taken for one that is gone.
 
-    def __init__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        self._seen = [(t, _version(t)) for t in tensors]
+    Parameters
+    ----------
+    tensors : sequence of Tensor
+    often_changed : sequence of Tensor
+        Those that people change. On a CPU their values are compared, so that changes by numpy or ``.data`` are seen.
+    """
 
-    def same(self, other: Contents) -> bool:
+    def __init__(self, tensors: Sequence[torch.Tensor], often_changed: Sequence[torch.Tensor]) -> None:
+        self._seen = [(t, version_of(t)) for t in (*tensors, *often_changed)]
+        self._values = [(t, t.clone()) for t in often_changed if t.device.type == "cpu"]
+
+    def same(self, tensors: Sequence[torch.Tensor], often_changed: Sequence[torch.Tensor]) -> bool:
         """Tell whether nothing was replaced or changed in place since; no host synchronisation."""
-        return len(self._seen) == len(other._seen) and all(
-            a is b and m == n for (a, m), (b, n) in zip(self._seen, other._seen, strict=True)
+        now = (*tensors, *often_changed)
+        return (
+            len(self._seen) == len(now)
+            and all(t is n and v == version_of(n) for (t, v), n in zip(self._seen, now, strict=True))
+            and all(_equal(t, value) for t, value in self._values)
         )
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Tell whether values are equal, where none is a number, too."""
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 @dataclass
@@ -136,9 +149,16 @@ class ShardedBatch:
         self.version = next(_VERSIONS)
 
     def contents(self) -> Contents:
-        """Return what tells whether a tensor that a domain copies was replaced or changed in place."""
-        names = ("numbers", "system", "ids", *self.extra)
-        return Contents((self.cell, self.pbc, *(self.rows[name] for name in names)))
+        """Return what `has` compares."""
+        return Contents(*self._copied())
+
+    def has(self, contents: Contents) -> bool:
+        """Tell whether nothing that a domain copies was replaced or changed in place since; no host synchronisation."""
+        return contents.same(*self._copied())
+
+    def _copied(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        often_changed = [self.cell, self.pbc, *(self.rows[name] for name in self.extra)]
+        return [self.numbers, self.system, self.ids], often_changed
 
     @classmethod
     def scatter(cls, batch: Batch | None, mesh: Mesh) -> ShardedBatch:

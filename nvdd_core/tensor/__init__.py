@@ -10,6 +10,7 @@ from nvdd_core.tensor.registry import REGISTRY, Handler, HandlerRegistry, Regist
 from nvdd_core.tensor.rows import RowScope
 from nvdd_core.tensor.shard_tensor import ShardTensor
 from nvdd_core.tensor.trace import DispatchRecord, DispatchTrace
+from nvdd_core.tensor.versions import version_of
 
 __all__ = [
     "REGISTRY",
@@ -32,6 +33,7 @@ __all__ = [
     "collect_exchanges",
     "loading_onto",
     "safe_globals",
+    "version_of",
 ]
 
 handlers.install(REGISTRY)

@@ -88,6 +88,17 @@ def test_batch(nvdd: Nvdd) -> None:
     assert some["energy"] == pytest.approx(found["energy"][1:], abs=1e-12)
 
 
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.distributed)])
+def test_a_warning_is_one_note(nvdd: Nvdd, ranks: int) -> None:
+    charged = fcc(3)
+    charged.set_array("charges", np.ones(108))
+    ase.io.write(nvdd.folder / "columns.xyz", [charged, fcc(1)], format="extxyz")
+    done = nvdd.process("evaluate", "columns.xyz", "--model", "fake", "--batch", "--ranks", ranks)
+    assert done.returncode == 0
+    lines = [line for line in done.stderr.splitlines() if "column" in line]
+    assert [line[:29] for line in lines] == ["nvdd: charges: not a column o"]
+
+
 def test_the_last_system_is_taken(nvdd: Nvdd, capfd: pytest.CaptureFixture[str]) -> None:
     path = precise(nvdd, "two.xyz", [fcc(3), fcc(1)])
     assert report(nvdd, path, "--model", "fake")["n_atoms"] == 4

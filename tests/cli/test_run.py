@@ -330,9 +330,12 @@ def test_restart_elsewhere_and_on_other_ranks(nvdd: Nvdd, capfd: pytest.CaptureF
     path.unlink()  # a restart doesn't need it
     checkpoint = f"one/{output.CHECKPOINT}"
     start(nvdd, 2, "two", "--steps", 60, "--restart", checkpoint)
-    start(nvdd, 1, "one", "--steps", 60, "--restart", checkpoint, "--dt", 1.0)
+    assert "other than" not in capfd.readouterr().err
+    start(nvdd, 1, "one", "--steps", 60, "--restart", checkpoint, "--dt", 1.0, "--dtype", "float32")
     assert [row["step"] for row in log_of(nvdd.folder / "two")] == [60]
-    assert "other than before the restart: dt 2.0 -> 1.0" in capfd.readouterr().err
+    assert (
+        "other than before the restart: dtype float64 -> float32, dt 2.0 -> 1.0\n" in capfd.readouterr().err
+    )
     assert len(ase.io.read(nvdd.folder / "one" / output.TRAJECTORY, index=":")) == 7
 
 

@@ -135,6 +135,13 @@ def test_one_rank_wide_halo_and_float32() -> None:
     assert 0 < abs(energies[0] - expected.get_potential_energy()) < 1e-5
 
 
+def test_a_system_too_wide_for_float32_is_told() -> None:
+    atoms = crystal(2, 2, 2)
+    atoms.pbc, atoms.cell = True, [1e4] * 3
+    with new_calculator(1, dtype="float32") as atoms.calc, pytest.warns(UserWarning, match="0.0006 A apart"):
+        atoms.get_potential_energy()
+
+
 def test_three_ranks_on_a_grid() -> None:
     config = DomainConfig(grid_dims=(3, 1, 1), skin=9.0)  # whose skin gives way
     with new_calculator(3, config=config, strategy="halo") as calc:

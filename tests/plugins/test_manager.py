@@ -97,6 +97,8 @@ def test_missing_model_message() -> None:
         PluginNotFoundError, match=r"'uma'\. It is planned as nvdd-uma, which is not released yet\. Installed"
     ):
         made.model("uma")
+    with pytest.raises(PluginNotFoundError, match=r"put together by nvdd_core\.runtime\.PipelineModel"):
+        made.model("mace+pme")
     with pytest.raises(PluginNotFoundError, match="Did you mean 'dftd3'"):
         made.model("DFT-D3")
     with pytest.raises(PluginNotFoundError, match=r"Install it: pip install nvdd-lj\. Installed: none"):

@@ -88,7 +88,8 @@ def test_whole_numbers_that_do_not_fit() -> None:
 def test_columns_that_not_all_systems_have_alike() -> None:
     one = atoms(2, a=np.zeros(2), b=np.zeros((2, 3)), c=np.zeros(2), d=np.zeros(2, dtype=np.int8))
     two = atoms(3, a=np.ones(3), b=np.ones(3), d=np.ones(3))
-    batch = Batch.from_ase([one, two])
+    with pytest.warns(UserWarning, match=r"^b, c: not a column of every structure"):
+        batch = Batch.from_ase([one, two])
     assert set(batch.fields) == {"a", "d"}
     assert batch.fields["d"].tolist() == [0, 0, 1, 1, 1]
     assert batch.fields["d"].dtype == torch.float64

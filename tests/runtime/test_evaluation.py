@@ -285,6 +285,34 @@ def _odd_columns() -> tuple[float, bool]:
     )
 
 
+def _scaled(values: torch.Tensor, how: str) -> None:
+    if how == "numpy":
+        values.numpy()[:] *= 1.01
+    elif how == "data":
+        values.data.mul_(1.01)
+    else:
+        values.mul_(1.01)
+
+
+@pytest.mark.parametrize("how", ["numpy", "data", "torch"])
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_is_changed_in_place_is_noticed(how: str, inference: bool) -> None:
+    atoms = CRYSTAL.atoms()
+    atoms.set_array("charges", np.ones(len(atoms)))
+    atoms.set_array("unknown", np.full(len(atoms), np.nan))  # doesn't equal itself
+    with torch.inference_mode(inference):
+        sharded = ShardedBatch.scatter(Batch.from_ase(atoms), Mesh.single())
+        model = DistributedModel(TorchLJ(), DomainConfig(skin=0.3))
+        model(sharded, {"energy"})
+        for changed in ("cell", "charges"):
+            assert not model.moved_flag(sharded).any()
+            _scaled(sharded.cell if changed == "cell" else sharded.fields[changed], how)
+            assert model.moved_flag(sharded)[0] > 0
+            fresh = ShardedBatch.scatter(sharded.gather(), sharded.mesh)
+            right = float(DistributedModel(TorchLJ())(fresh, {"energy"}).energy)
+            assert abs(float(model(sharded, {"energy"}).energy) - right) < 1e-9
+
+
 def _cell_of_one_rank() -> str:
     group = mesh()
     sharded = share([CRYSTAL], group)

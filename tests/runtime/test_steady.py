@@ -204,7 +204,14 @@ def test_room_for_edges_is_kept_where_it_does(had: int, sized: int, size: int) -
     """Sizes are taken anew where another rank's don't do; one that has few edges just then must not shrink for that."""
     kept = torch.zeros((2, had), dtype=torch.int64), torch.zeros((had, 3), dtype=torch.int64)
     before = near_edges._Choice((kept[0][:, :0], kept[1][:0]), 0, sized, kept)
-    assert near_edges._sized(10_000, before) == (size, sized if size == had else 10_000)
+    assert near_edges._sized(10_000, 2_000, before) == (size, sized if size == had else 10_000)
+
+
+def test_a_small_domain_has_room_for_the_edges_of_rows_that_come() -> None:
+    """A row has 32 edges, and the third root of as many rows as there are may come thrice."""
+    (small, _), (large, _) = (near_edges._sized(32 * n, n, None) for n in (512, 27_000))
+    assert small - 32 * 512 > 3 * 8 * 32
+    assert large - 32 * 27_000 == 1 + int(32 * 27_000 / 256 + 4 * (32 * 27_000) ** 0.5)
 
 
 def test_a_model_that_reads_the_list_is_refused() -> None:

@@ -9,6 +9,7 @@ import torch
 from dftd3_cases import evaluate, structures
 
 from nvdd_core.errors import InputError
+from nvdd_core.plugins.composition import check_options, options_of
 from nvdd_core.runtime import MLIPSpec
 from nvdd_core.spec import StrategyKind
 from nvdd_dftd3.model import load
@@ -53,7 +54,6 @@ def test_parameters_of_ones_own():
         ({"functional": "pbesoll"}, "did you mean pbesol"),
         ({"functional": "b3lip"}, "b3lyp"),
         ({"functional": 3}, "3"),
-        ({"functional": "pbe", "cutof": 3.0}, "did you mean cutoff"),
         ({"functional": "pbe", "cutoff": 0.0}, "above 0"),
         ({"functional": "pbe", "cn_cutoff": -1}, "above 0"),
         ({"functional": "pbe", "s8": "x"}, "give a number"),
@@ -64,6 +64,15 @@ def test_parameters_of_ones_own():
 def test_refusals(options, words):
     with pytest.raises(InputError, match=words):
         parse_options(options)
+
+
+def test_options_are_named_in_the_signature():
+    """So that a composition knows whose a bare option is, and a misspelled one is told before the model is loaded."""
+    named, others = options_of(load)
+    assert set(named) == {"functional", "s6", "s8", "a1", "a2", "cutoff", "cn_cutoff"}
+    assert not others
+    with pytest.raises(InputError, match=r"option 'cutof'.*cutoff"):
+        check_options("dftd3", {"cutof": 3.0}, load)
 
 
 def test_unknown_element():

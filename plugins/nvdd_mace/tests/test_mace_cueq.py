@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from mace_ranks import Job, compare, joined, oracle
@@ -13,6 +15,7 @@ pytest.importorskip(
     "cuequivariance_torch", reason="needs cuequivariance: make conform PLUGIN=mace installs it"
 )
 OPTIONS = {"backend": "cueq"}
+CU_AU = Path(__file__).parents[3] / "examples" / "cu_au" / "cu_au.model"
 
 
 @pytest.mark.parametrize("interaction", [INTERACTIONS[1], INTERACTIONS[3], INTERACTIONS[5]])
@@ -25,6 +28,30 @@ def test_ranks_give_the_numbers_of_e3nn(ranks, made, structures, interaction):
         compare(joined([rank[place] for rank in shares]), oracle(module, job.atoms))
 
 
+def differences(path, **options):
+    """What is told of forces when a file is loaded, and the largest difference."""
+    with pytest.warns(UserWarning, match="forces by cueq differ by at most") as told:
+        load(dtype=torch.float64, device="cpu", checkpoint=str(path), **OPTIONS, **options)
+    (text,) = [str(w.message) for w in told if "forces by cueq" in str(w.message)]
+    return text, float(text.split("at most ")[1].split()[0])
+
+
+def test_repulsion_has_all_its_digits(made):
+    """The converter makes mace's own part anew, which depends on torch's default dtype."""
+    path, _ = made(pair_repulsion=True, distance_transform="Agnesi")
+    assert differences(path, trust=True)[1] < 1e-12
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_file_made_in_float32(trust):
+    """Its coupling coefficients are rounded; cuEquivariance has its own."""
+    text, off = differences(CU_AU, trust=trust)
+    assert 1e-9 < off < 1e-6
+    assert text.endswith(
+        "the file was made in float32 and has constants of it, cueq makes its own in float64"
+    )
+
+
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_file_made_without_cuequivariance(tmp_path, structures, trust):
     """mace notes the coupling basis that was asked for, not the one it made without cuEquivariance at hand."""
@@ -32,7 +59,4 @@ def test_a_file_made_without_cuequivariance(tmp_path, structures, trust):
     module.use_reduced_cg = True
     path = tmp_path / "elsewhere.model"
     torch.save(module, path)
-    with pytest.warns(UserWarning, match="forces by cueq differ by at most") as told:
-        load(dtype=torch.float64, device="cpu", checkpoint=str(path), trust=trust, **OPTIONS)
-    (text,) = [str(w.message) for w in told if "forces by cueq" in str(w.message)]
-    assert float(text.split("at most ")[1].split()[0]) < 1e-12
+    assert differences(path, trust=trust)[1] < 1e-12

@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -92,6 +93,16 @@ def test_reading_runs_no_code_of_the_file(made, monkeypatch):
     assert loaded(path).layers == 2
 
 
+class PlantedGetattr:
+    """Takes an attribute of something, as files do with torch's functions."""
+
+    def __init__(self, owner, name):
+        self.taken = owner, name
+
+    def __reduce__(self):
+        return getattr, self.taken
+
+
 @pytest.mark.parametrize("kind", [Planted, PlantedEval, PlantedGraph])
 @pytest.mark.parametrize("inside", [True, False], ids=["in a model", "alone"])
 def test_a_planted_file_is_refused_and_does_nothing(tmp_path, kind, inside):
@@ -123,6 +134,31 @@ def test_names_are_told(tmp_path):
     torch.save(PlantedEval(tmp_path / "marker"), path)
     with pytest.raises(InputError, match=r"eval, which the files of mace don't.*trust=true"):
         loaded(path)
+
+
+_FUNCTIONS = torch._C._VariableFunctionsClass
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Path, "touch"),
+        (torch.nn.Module, "load_state_dict"),
+        (torch.nn.Module, "abs"),
+        (_FUNCTIONS, "from_file"),
+        (_FUNCTIONS, "relu"),
+        (_FUNCTIONS, "__class__"),
+        (_FUNCTIONS, ["abs"]),
+        ("abs", "abs"),
+    ],
+)
+def test_attributes_in_a_file_are_not_taken(tmp_path, owner, name):
+    """Of all attributes only those are known that are gates of mace."""
+    module = random_module()
+    module.heads = [PlantedGetattr(owner, name)]
+    torch.save(module, tmp_path / "planted.model")
+    with pytest.raises(InputError, match=r"by getattr.*nothing of it was run|which the files of mace don't"):
+        loaded(tmp_path / "planted.model")
 
 
 def test_an_edited_model_is_refused(tmp_path):
@@ -175,6 +211,10 @@ def test_files_that_are_no_models(tmp_path, made):
         loaded(tmp_path / "absent.model")
     with pytest.raises(InputError, match="there is no file"):
         loaded(tmp_path / "absent.model", trust=True)
+    with pytest.raises(
+        InputError, match=r"checkpoint is \['a', 'b'\]; give the path of one file; committees"
+    ):
+        loaded(["a", "b"])
     (tmp_path / "text.model").write_text("hello")
     with pytest.raises(InputError, match=r"no file of torch\.save"):
         loaded(tmp_path / "text.model")
@@ -228,6 +268,8 @@ def test_heads(made):
         trusted(path)
     with pytest.raises(InputError, match="no head 'third'; its heads: first, second"):
         trusted(path, head="third")
+    with pytest.raises(InputError, match=r"head is \['second'\]; give the name of one head"):
+        trusted(path, head=["second"])
     assert trusted(path, head="second").head == "second"
     assert trusted(made()[0]).head == "Default"
 
@@ -266,30 +308,70 @@ def test_backends_that_are_not_installed(made, backend, package):
         trusted(made()[0], backend=backend)
 
 
-def test_a_converter_is_checked(made, monkeypatch):
-    """What a backend computes is compared with e3nn on load, told, and refused where it is something else."""
+@pytest.fixture
+def converter(monkeypatch):
+    """Put something in the place of mace's converter for cueq, by how much it changes weights of a readout."""
     import types
 
     from nvdd_mace import backends
 
-    def converter(change):
+    def put(change):
         def run(module, *, return_model, device):
             torch.set_default_dtype(torch.float64)  # as mace's do
             with torch.no_grad():
                 module.readouts[0].linear.weight.mul_(change)
             return module
 
-        return types.SimpleNamespace(run=run)
+        monkeypatch.setattr(backends, "imported", lambda name: types.SimpleNamespace(run=run))
 
     monkeypatch.setitem(backends.BACKENDS, "cueq", ("somewhere", ()))
+    return put
+
+
+def test_a_converter_is_checked(made, converter):
+    """What a backend computes is compared with e3nn on load, told, and refused where it is something else."""
     path, _ = made()
-    monkeypatch.setattr(backends, "imported", lambda name: converter(1.0))
-    with pytest.warns(UserWarning, match=r"forces by cueq differ by at most 0\.0e\+00 eV/A"):
+    converter(1.0)
+    with pytest.warns(UserWarning, match=r"forces by cueq differ by at most 0\.0e\+00 eV/A from e3nn's$"):
         assert trusted(path, backend="cueq").layers == 2
-    monkeypatch.setattr(backends, "imported", lambda name: converter(1.5))
-    with pytest.raises(InputError, match="use backend=e3nn"), pytest.warns(UserWarning, match="by cueq"):
-        trusted(path, backend="cueq")
+    for change in (1.5, 1 + 1e-6):
+        converter(change)
+        with pytest.raises(InputError, match="more than the 1e-09 that rounding explains; use backend=e3nn"):
+            trusted(path, backend="cueq")
     assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("trust", [False, True])
+def test_a_converter_makes_constants_of_a_file_of_float32_anew(made, converter, trust):
+    path, _ = made(dtype=torch.float32)
+    converter(1 + 1e-6)
+    with pytest.warns(
+        UserWarning,
+        match=r"at most \S+e-0\d eV/A from e3nn's: the file was made in float32 and has constants",
+    ):
+        loaded(path, backend="cueq", trust=trust)
+    converter(1.5)
+    with pytest.raises(
+        InputError, match="1e-05 that constants of a file made in float32 explain; use backend"
+    ):
+        loaded(path, backend="cueq", trust=trust)
+
+
+def test_one_rank_tells_the_difference_in_one_line(made, converter, monkeypatch):
+    path, _ = made()
+    converter(1.0)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr("nvdd_mace.backends.disagreement", lambda *models: 0.0)  # needs a group
+    lines = []
+    for rank in range(3):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with warnings.catch_warnings(record=True) as told:
+            trusted(path, backend="cueq")
+        told = [w for w in told if w.category is UserWarning]
+        lines += [warnings.formatwarning(w.message, w.category, w.filename, w.lineno) for w in told]
+    (line,) = lines
+    assert line.count("\n") == 1
+    assert line.endswith("from e3nn's\n")
 
 
 def test_models_can_be_copied_although_mace_has_empty_parameters():

@@ -79,6 +79,9 @@ VARIANTS = {
     "wide last layer": {"keep_last_layer_irreps": True, "correlation": [3, 2]},
     "gaussians": {"radial_type": "gaussian", "distance_transform": "Soft"},
     "odd scalars": {"hidden": "4x0e+4x0o+4x1o+4x1e"},
+    "no angles": {"max_ell": 0, "hidden": "4x0e"},
+    "gate abs": {"gate": torch.abs},
+    "gate tanh": {"gate": torch.tanh},
 }
 
 

@@ -211,7 +211,7 @@ def worst_after_steps(case: Case, furthest: float) -> list[tuple[bool, float, in
 
 def capturable(engine: str, outputs: frozenset[str]) -> bool:
     """Whether the check of the kit passes on every rank."""
-    atoms = kit.disordered(4, skew=0.2, seed=3)
+    atoms = [kit.disordered(4, skew=0.2, seed=3), kit.sheared(kit.disordered(3, 9.0), 5)]
     check_capturable(load_pme(**kit.CPU, cutoff=6.0, engine=engine), atoms, outputs, ranks_of_test())
     return True
 

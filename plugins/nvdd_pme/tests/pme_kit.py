@@ -56,6 +56,19 @@ def disordered(m=4, side=13.0, skew=0.0, seed=0):
     return ions((grid + 0.35 * r.uniform(-1, 1, grid.shape)) / m @ cell, cell, charges)
 
 
+def sheared(atoms, times):
+    """The same crystal, its third lattice vector longer by that many of the first."""
+    made, cell = atoms.copy(), atoms.cell.array.copy()
+    cell[2] += times * cell[0]
+    made.set_cell(cell)
+    return made
+
+
+def force_unit(atoms):
+    """What the nearest neighbour of a simple cubic lattice of that density pulls."""
+    return COULOMB * (len(atoms) / atoms.cell.volume) ** (2 / 3) * (atoms.arrays["charges"] ** 2).mean()
+
+
 # The cases of O-28 with their energies, eV, for CASES_COULOMB.
 O28 = {
     "one charge": (one_charge(), -2.0428038),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import ase
 import numpy as np
 import pme_kit as kit
@@ -33,6 +37,9 @@ def test_options_are_read(value):
         ({"Na": True}, "Na"),
         (3, "3"),
         ("Na=nan", "nan"),
+        ("", "empty"),
+        (" ", "empty"),
+        ({}, "empty"),
     ],
 )
 def test_bad_options_are_named(value, said):
@@ -108,6 +115,31 @@ def test_what_was_chosen_is_told():
     assert " x ".join(map(str, chosen.size)) in text
     assert f"order {chosen.order}" in text
     assert f"{chosen.alpha:.4g}" in text
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"accuracy": 1e-8, "cutoff": 7.0}, "force error 1e-08;"),
+        ({"alpha": 0.1}, "alpha given, so the force error isn't known;"),
+        ({"order": 4, "spacing": 0.5}, "order and spacing given, so the force error isn't known;"),
+        ({"k_cutoff": 2.0}, "k_cutoff given, so the force error isn't known;"),
+    ],
+)
+def test_an_error_that_nobody_knows_is_not_promised(given, said):
+    model = (load_ewald if "k_cutoff" in given else load_pme)(**kit.CPU, **given)
+    evaluate(model, kit.rock_salt(), {"energy"})
+    assert model.describe().startswith(said)
+    assert ("force error 1e" in model.describe()) == ("accuracy" in given)
+
+
+def test_the_report_promises_no_error_either(tmp_path):
+    kit.rock_salt().write(tmp_path / "salt.xyz")
+    command = [sys.executable, "-m", "nvdd_core.cli.main", "evaluate", str(tmp_path / "salt.xyz")]
+    command += ["--model", "pme", "--option", "charges=Na=1,Cl=-1", "--option", "alpha=0.3", "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    told = json.loads(done.stdout)["settings"]
+    assert told.startswith("alpha given, so the force error isn't known; alpha 0.3/A")
 
 
 def test_options_replace_what_would_be_chosen():

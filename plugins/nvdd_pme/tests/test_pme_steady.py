@@ -28,7 +28,7 @@ MODELS = {
 def test_one_process(name: str, outputs: frozenset[str]) -> None:
     atoms = kit.disordered(4, skew=0.2, seed=3)
     check_capturable(MODELS[name](), atoms, outputs)
-    check_capturable(MODELS[name](), [atoms, kit.rock_salt()], outputs)
+    check_capturable(MODELS[name](), [kit.sheared(atoms, 5), kit.rock_salt()], outputs)
     check_capturable(MODELS[name](charges="H=0.3"), atoms, outputs)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import mesh_ranks as on_rank
 import numpy as np
 import pme_kit as kit
@@ -209,21 +211,33 @@ def test_model_on_ranks(of_the_kit, n_ranks: int) -> None:
             assert np.abs(found.rows[name] - rows).max() <= 1e-9, (job, name)
 
 
-def test_second_derivatives_of_the_model_on_ranks(of_the_kit) -> None:
+@pytest.mark.parametrize("times", [0, 4])
+def test_second_derivatives_of_the_model_on_ranks(of_the_kit, times: int) -> None:
     source = ModelSource("nvdd_pme.model:load_pme", {"accuracy": 1e-4, "cutoff": 5.0, "engine": "sharded"})
-    assert_gradient_parity(source, kit.disordered(3, side=9.0, seed=1), ranks=(3,))
+    assert_gradient_parity(source, kit.sheared(kit.disordered(3, side=9.0, seed=1), times), ranks=(3,))
 
 
-def test_engine_by_size(monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "device", "n_ranks", "shares_memory", "points", "sharded"),
+    [
+        ("auto", "cpu", 4, True, 191, False),
+        ("auto", "cpu", 4, True, 192, True),
+        ("auto", "cpu", 4, False, 95, False),
+        ("auto", "cpu", 4, False, 96, True),
+        ("auto", "cuda", 2, False, 511, False),
+        ("auto", "cuda", 2, False, 512, True),
+        ("auto", "cpu", 1, False, 512, False),
+        ("sharded", "cpu", 1, False, 8, True),
+        ("replicated", "cpu", 4, False, 512, False),
+    ],
+)
+def test_engine_by_size(
+    monkeypatch, option: str, device: str, n_ranks: int, shares_memory: bool, points: int, sharded: bool
+) -> None:
     from nvdd_pme import model
 
-    def engine(option: str, points: int, n_ranks: int) -> type:
-        monkeypatch.setattr(model, "n_ranks", lambda: n_ranks)
-        chosen = model.Splitting(alpha=0.4, size=(points,) * 3, order=5)
-        return type(model._Mesh(option).engine(chosen).func)
-
-    assert engine("auto", 64, 4) is ReplicatedMesh
-    assert engine("auto", 96, 4) is ShardedMesh
-    assert engine("auto", 96, 1) is ReplicatedMesh
-    assert engine("sharded", 8, 1) is ShardedMesh
-    assert engine("replicated", 96, 4) is ReplicatedMesh
+    ranks = SimpleNamespace(size=n_ranks, device=torch.device(device), shares_memory=shares_memory)
+    monkeypatch.setattr(model, "current_dd_context", lambda: SimpleNamespace(mesh=ranks))
+    chosen = model.Splitting(alpha=0.4, size=(points,) * 3, order=5)
+    engine = type(model._Mesh(option).engine(chosen).func)
+    assert engine is (ShardedMesh if sharded else ReplicatedMesh)

@@ -15,13 +15,25 @@ from ase.data import chemical_symbols
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import LocalBatch, MLIPSpec, refresh_neighbors
 from nvdd_core.spec import StrategyKind
+from nvdd_core.tensor import version_of
 from nvdd_dftd3.ops import coordination, dispersion, system_energy
 from nvdd_dftd3.parameters import Parameters, parse_options
 from nvdd_dftd3.references import LARGEST_NUMBER, References
 from nvdd_dftd3.spec import dftd3_spec
 
 
-def load(*, dtype: torch.dtype, device: torch.device, **options: object) -> DftD3:
+def load(
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    functional: object = None,
+    s6: object = None,
+    s8: object = None,
+    a1: object = None,
+    a2: object = None,
+    cutoff: object = None,
+    cn_cutoff: object = None,
+) -> DftD3:
     """Make a DFT-D3 model.
 
     Parameters
@@ -30,15 +42,25 @@ def load(*, dtype: torch.dtype, device: torch.device, **options: object) -> DftD
         Of positions and results, float32 or float64; it computes in float64 either way.
     device : torch.device
         CPU or CUDA.
-    **options
+    functional, s6, s8, a1, a2, cutoff, cn_cutoff
         See `nvdd_dftd3.parameters.parse_options`.
 
     Raises
     ------
     InputError
-        An unknown option or functional, a value that makes no sense, or a dtype or device that no kernel serves.
+        An unknown functional, a value that makes no sense, or a dtype or device that no kernel serves.
     """
-    return DftD3(parse_options(options), dtype=dtype, device=device)
+    options = {
+        "functional": functional,
+        "s6": s6,
+        "s8": s8,
+        "a1": a1,
+        "a2": a2,
+        "cutoff": cutoff,
+        "cn_cutoff": cn_cutoff,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    return DftD3(parse_options(given), dtype=dtype, device=device)
 
 
 class DftD3:
@@ -153,7 +175,7 @@ class _Kept:
         references = References.of(present.tolist(), parameters, numbers.device)
         return cls(
             numbers,
-            numbers._version,
+            version_of(numbers),
             batch.neighbors.extended_rows.int(),
             species.int(),
             references.radii[species],
@@ -162,4 +184,4 @@ class _Kept:
 
     def serves(self, batch: LocalBatch) -> bool:
         """Whether elements are those that were prepared for."""
-        return self.numbers is batch.numbers and self.version == batch.numbers._version
+        return self.numbers is batch.numbers and self.version == version_of(batch.numbers)

@@ -24,7 +24,6 @@ CUTOFF = 60.0 * Bohr
 CN_CUTOFF = 40.0 * Bohr
 """Reach of coordination numbers in s-dftd3, Angstrom."""
 _NUMBERS = ("s6", "s8", "a1", "a2", "cutoff", "cn_cutoff")
-_OPTIONS = ("functional", *_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,8 @@ def parse_options(options: Mapping[str, object]) -> Parameters:
     Raises
     ------
     InputError
-        An unknown option or functional, with near names; a value that makes no sense; or too few parameters.
+        An unknown functional, with near names; a value that makes no sense; or too few parameters.
     """
-    for name in options:
-        if name not in _OPTIONS:
-            raise InputError(
-                f"dftd3: there is no option '{name}'{_near(name, _OPTIONS)}; there are {', '.join(_OPTIONS)}"
-            )
     given = {name: _number(name, options[name]) for name in _NUMBERS if name in options}
     for name in ("cutoff", "cn_cutoff"):
         if not given.get(name, 1.0) > 0.0:

@@ -16,6 +16,7 @@ from nvdd_core.graph import NeighborList
 from nvdd_core.runtime.batch import LocalBatch
 from nvdd_core.runtime.mlip_spec import MLIPSpec
 from nvdd_core.spec import StrategyKind
+from nvdd_core.tensor import version_of
 from nvdd_lj.ops import pair
 from nvdd_lj.pairs import PairResults, PairWork
 from nvdd_lj.parameters import BUILT_IN, LARGEST_NUMBER, Parameters, Shift, parse_options
@@ -242,13 +243,13 @@ class _Kept:
     def of(cls, batch: LocalBatch, work: PairWork) -> _Kept:
         """Remember what `serves` compares."""
         numbers = batch.numbers
-        return cls(numbers, numbers._version, batch.n_systems, work)
+        return cls(numbers, version_of(numbers), batch.n_systems, work)
 
     def serves(self, batch: LocalBatch) -> bool:
         """Whether elements and systems are those that were prepared for."""
         return (
             self.numbers is batch.numbers
-            and self.version == batch.numbers._version
+            and self.version == version_of(batch.numbers)
             and self.n_systems == batch.n_systems
         )
 

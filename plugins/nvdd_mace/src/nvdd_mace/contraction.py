@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from nvdd_core.tensor import version_of
+
 _BYTES, _BYTES_OF_GPUS = 2**21, 2**28
 """Of a block's monomials, which is about half of all: what a CPU's cache holds, and what keeps a GPU busy."""
 
@@ -96,7 +98,7 @@ class Unchanged:
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        self._seen = [(one, _version(one)) for one in parameters]
+        self._seen = [(one, version_of(one)) for one in parameters]
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:
         """Compare the parameters of now.
@@ -107,15 +109,11 @@ class Unchanged:
             As torch does for what it has kept.
         """
         for now, (then, version) in zip(parameters, self._seen, strict=True):
-            if now is not then or _version(now) != version:
+            if now is not then or version_of(now) != version:
                 raise RuntimeError(
                     "mace: parameters changed between an evaluation and its derivative, for which a part is evaluated "
                     "again; take derivatives first, or give --option blockwise=false"
                 )
-
-
-def _version(parameter: torch.Tensor) -> int:
-    return 0 if parameter.is_inference() else parameter._version
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """What a live module of mace is: whether it is served, its heads, and what its layers exchange.
 
 Key objects: `served`, `plain_parameters`, `chosen_head`, `after_linear_up`, `exchanged_widths`, `settle_harmonics`,
-`flag`. Layer: plugin.
+`are_of_float32`, `flag`, `one`. Layer: plugin.
 """
 
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,6 +42,24 @@ def flag(name: str, value: object) -> bool:
     if found is None:
         raise InputError(f"mace: {name} is {value!r}; give true or false")
     return found
+
+
+def one(name: str, value: object, wanted: str) -> str:
+    """Return an option that is a name or a path, as text; one that reads as a number comes as one.
+
+    Raises
+    ------
+    InputError
+        For a list or anything else, saying what is `wanted`.
+    """
+    if not isinstance(value, (str, os.PathLike, int, float)):
+        raise InputError(f"mace: {name} is {value!r}; give {wanted}")
+    return str(value)
+
+
+def are_of_float32(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether float32 holds the numbers of all tensors, as those of files that were made or stored in it."""
+    return all(torch.equal(t, t.float().to(t.dtype)) for t in tensors if t.is_floating_point())
 
 
 def served(module: torch.nn.Module) -> None:
@@ -97,7 +117,7 @@ def chosen_head(module: torch.nn.Module, head: str | None) -> str:
     """
     heads = list(getattr(module, "heads", None) or ["Default"])
     if head is not None:
-        head = str(head)  # a name that reads as a number comes as one
+        head = one("head", head, "the name of one head")
         if head not in heads:
             raise InputError(f"mace: the model has no head {head!r}; its heads: {', '.join(heads)}")
         return head
@@ -116,11 +136,13 @@ def settle_harmonics(module: Any, dtype: torch.dtype, device: torch.device) -> N
     """
     key = (dtype, str(device), str(module.spherical_harmonics.irreps_out))
     if key not in _SETTLED:
-        _SETTLED.add(key)
         with torch.enable_grad():
             for _ in range(2):
                 axes = torch.eye(3, dtype=dtype, device=device).requires_grad_(True)
-                torch.autograd.grad(module.spherical_harmonics(axes).sum(), axes)
+                total = module.spherical_harmonics(axes).sum()
+                if total.requires_grad:  # those of l = 0 alone are constants
+                    torch.autograd.grad(total, axes)
+        _SETTLED.add(key)
 
 
 def after_linear_up(module: Any) -> bool:

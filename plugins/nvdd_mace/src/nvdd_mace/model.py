@@ -26,6 +26,7 @@ from nvdd_mace.inspection import (
     chosen_head,
     exchanged_widths,
     flag,
+    one,
     plain_parameters,
     served,
     settle_harmonics,
@@ -86,7 +87,8 @@ def load(
         raise InputError(
             f"mace: blockwise is for backend=e3nn; kernels of backend={backend} keep no messages"
         )
-    module = read_model(str(checkpoint), trust=flag("trust", trust))
+    path = one("checkpoint", checkpoint, "the path of one file; committees of models are not served")
+    module = read_model(path, trust=flag("trust", trust))
     model = MaceModel(module.to(dtype), dtype=dtype, device=device, head=head, trainable=trains)
     model = model if backend == "e3nn" else converted(model, backend)
     if block and backend == "e3nn" and (serves_blocks(model.module) or not is_left_alone(blockwise)):

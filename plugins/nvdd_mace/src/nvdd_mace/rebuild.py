@@ -18,6 +18,7 @@ import torch
 from nvdd_core.errors import InputError
 from nvdd_mace.config import constructor_arguments, str_of_irreps
 from nvdd_mace.foreign import built_in, modules, o3
+from nvdd_mace.inspection import are_of_float32
 from nvdd_mace.records import GRAPH, Record, plain
 
 # Attributes that say nothing of what is computed.
@@ -83,8 +84,7 @@ def _dtypes(model: Record) -> tuple[torch.dtype, torch.dtype]:
     """
     tensors = [t for t in _parameters(model) if t.is_floating_point() and t.numel()]
     stored = tensors[0].dtype if tensors else torch.float64
-    rounded = all(torch.equal(t, t.float().to(t.dtype)) for t in tensors)
-    return stored, torch.float32 if rounded else stored
+    return stored, torch.float32 if are_of_float32(tensors) else stored
 
 
 def _parameters(record: Record) -> Iterator[torch.Tensor]:

@@ -14,7 +14,7 @@ import re
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Self, cast
 
 import numpy as np
 import torch
@@ -26,9 +26,13 @@ _DATA: Final = re.compile(
     r"(mace|e3nn|torch\.nn|torch\.fx)(\.\w+)+"
     r"|torch\._C\._nn\.\w+"
     r"|torch\.(tanh|abs|relu|sigmoid)"
+    r"|builtins\.getattr|torch\._C\._VariableFunctionsClass"  # together, see `_Function`
     r"|numpy\.(dtype|ndarray)"
     r"|numpy\.(_core|core)\.multiarray\.(scalar|_reconstruct)"
 )
+_GETATTR: Final = "builtins.getattr"
+_FUNCTIONS: Final = "torch._C._VariableFunctionsClass"
+_TAKEN: Final = ("abs", "tanh")
 _BLOCK: Final = 1 << 20  # bytes
 GRAPH: Final = "torch.fx.graph_module.reduce_graph_module"
 
@@ -50,7 +54,7 @@ class Record:
     args: tuple[Any, ...]
     state: Any
 
-    def __new__(cls, *args: Any) -> Record:
+    def __new__(cls, *args: Any) -> Self:
         """Keep the arguments."""
         made = super().__new__(cls)
         made.args, made.state = args, None
@@ -84,6 +88,23 @@ class Record:
         return self.path.rpartition(".")[2]
 
 
+class _Function(Record):
+    """What stands for ``getattr``, by which pickle writes functions of torch; nothing is taken of anything.
+
+    Only gates of mace, as attributes of the class that has torch's functions, are known; all else is an error.
+    """
+
+    def __new__(cls, *args: Any) -> Self:
+        """Make the record of ``torch.abs`` or ``torch.tanh``."""
+        owner, name = args if len(args) == 2 else (None, None)
+        known = isinstance(owner, type) and issubclass(owner, Record) and owner.path == _FUNCTIONS
+        if not (known and isinstance(name, str) and name in _TAKEN):
+            raise InputError(f"takes {name!r} of {getattr(owner, 'path', owner)!r} by getattr")
+        made = super().__new__(cls)
+        made.path = f"torch.{name}"
+        return made
+
+
 def read_records(path: Path) -> Any:
     """Return what a file holds, its objects as records.
 
@@ -104,7 +125,7 @@ def read_records(path: Path) -> Any:
             f"mace: {path} names {', '.join(strange[:4])}{', ...' if len(strange) > 4 else ''}, which the files of "
             "mace don't; nothing of it was run. If you trust whoever made it, let it run code: --option trust=true"
         )
-    stand_ins = [(type(name.rpartition(".")[2], (Record,), {"path": name}), name) for name in sorted(names)]
+    stand_ins = [(_stand_in(name), name) for name in sorted(names)]
     try:
         with torch.serialization.safe_globals(cast(Any, stand_ins)):
             return torch.load(path, weights_only=True, map_location="cpu")
@@ -113,6 +134,11 @@ def read_records(path: Path) -> Any:
             f"mace: {path} can't be read as data ({type(error).__name__}: {str(error).splitlines()[0]}); nothing of it "
             "was run. If you trust whoever made it, let it run code: --option trust=true"
         ) from error
+
+
+def _stand_in(name: str) -> type[Record]:
+    base = _Function if name == _GETATTR else Record
+    return type(name.rpartition(".")[2], (base,), {"path": name})
 
 
 def require_checkpoint(path: Path) -> None:

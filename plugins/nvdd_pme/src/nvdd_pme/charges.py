@@ -41,6 +41,11 @@ def parse_charges(model: str, value: object) -> dict[int, float]:
         pairs = [(str(symbol), number) for symbol, number in value.items()]
     else:
         raise InputError(f'{model}: option charges = {value!r}: expected text such as "Na=1,Cl=-1"')
+    if not (value.strip() if isinstance(value, str) else value):
+        raise InputError(
+            f'{model}: option charges is empty; expected text such as "Na=1,Cl=-1", or leave it out for charges of the '
+            "structure file or of another model"
+        )
     found: dict[int, float] = {}
     for symbol, number in pairs:
         if symbol not in atomic_numbers:

@@ -16,9 +16,11 @@ from typing import Protocol
 import ase.units
 import torch
 
+from nvdd_core.comm import Mesh
 from nvdd_core.errors import InputError
-from nvdd_core.runtime import LocalBatch, MLIPSpec, to_local
+from nvdd_core.runtime import LocalBatch, MLIPSpec, current_dd_context, to_local
 from nvdd_core.spec import StrategyKind
+from nvdd_pme.bases import Bases, in_bases, shorter_basis
 from nvdd_pme.charges import Charges, parse_charges
 from nvdd_pme.parameters import Options, Splitting, choose_mesh, choose_waves
 from nvdd_pme.real_space import Pairs, owned_receivers, pair_energy, pair_potential
@@ -31,10 +33,11 @@ COULOMB = ase.units.Hartree * ase.units.Bohr
 """e^2 / (4 pi epsilon_0), eV Angstrom."""
 
 ENGINES = ("auto", "replicated", "sharded")
-SHARDED_FROM = 96**3
+SHARDED_FROM = {"gpus": 512**3, "one host": 192**3, "hosts": 96**3}
 """Mesh points from which several ranks share the mesh, where nobody says otherwise.
 
-From there on two CPU ranks are faster by it with stress, but not for energy and forces alone (this plugin's README).
+GPUs transform a mesh sooner than they exchange it, so there it is a matter of memory; CPU ranks of one host have each
+other's meshes in shared memory, others have to send all of them (measurements: this plugin's README).
 """
 
 _LOG = logging.getLogger("nvdd.plugins")
@@ -145,10 +148,19 @@ class _Mesh:
         self._engine = engine
 
     def engine(self, chosen: Splitting) -> partial[torch.Tensor]:
-        large = n_ranks() > 1 and math.prod(chosen.size) >= SHARDED_FROM
+        large = math.prod(chosen.size) >= _most_points(current_dd_context().mesh)
         sharded = self._engine == "sharded" or (self._engine == "auto" and large)
         engine: ReciprocalEngine = ShardedMesh() if sharded else ReplicatedMesh(one_cell=True)
         return partial(engine, alpha=chosen.alpha, mesh=chosen.size, order=chosen.order)
+
+
+def _most_points(ranks: Mesh | None) -> float:
+    """Return how many points a mesh may have that every rank has whole."""
+    if ranks is None or ranks.size == 1:
+        return math.inf
+    if ranks.device.type == "cuda":
+        return SHARDED_FROM["gpus"]
+    return SHARDED_FROM["one host" if ranks.shares_memory else "hosts"]
 
 
 class Coulomb:
@@ -168,7 +180,7 @@ class Coulomb:
     Attributes
     ----------
     chosen : tuple of Splitting
-        What was chosen for each system of the last evaluation.
+        What was chosen for each system of the last evaluation, in a basis of short lattice vectors.
     """
 
     layers = 1
@@ -215,7 +227,7 @@ class Coulomb:
 
     def describe(self) -> str:
         """Return the asked error and what was chosen for it, for people; after an evaluation."""
-        return "; ".join([f"force error {self.options.accuracy:g}", *dict.fromkeys(map(str, self.chosen))])
+        return "; ".join([self.options.promise, *dict.fromkeys(map(str, self.chosen))])
 
     def forward(self, batch: LocalBatch) -> dict[str, torch.Tensor]:
         """Evaluate this rank's share (collective).
@@ -289,7 +301,7 @@ class Coulomb:
         """Begin to sum meshes over ranks, which goes on while pairs are computed; return engines (collective)."""
         if n_ranks() == 1 or charges.device.type not in BESIDE:
             return lists.engines
-        positions, cells = to_local(batch.positions).double(), batch.cell.double()
+        positions, cells = to_local(batch.positions).double(), lists.cells(batch)
         engines: list[Callable[..., torch.Tensor]] = []
         for engine, rows, cell in zip(lists.engines, lists.owned, cells, strict=True):
             if isinstance(engine.func, ReplicatedMesh):
@@ -309,7 +321,7 @@ class Coulomb:
         potential: bool,
     ) -> list[torch.Tensor]:
         """Return for each system this rank's share of the reciprocal energy, or the potential at its owned rows."""
-        positions, cells = to_local(batch.positions).double(), batch.cell.double()
+        positions, cells = to_local(batch.positions).double(), lists.cells(batch)
         return [
             engine(positions[rows], charges[rows], cell, potential=potential)
             for engine, rows, cell in zip(engines, lists.owned, cells, strict=True)
@@ -327,9 +339,9 @@ class Coulomb:
         if lists is None:
             self._refuse_open(batch)
             self._charges.check_column(batch)
-            self._choose(batch)
+            bases = self._choose(batch)
             engines = tuple(self._long_range.engine(chosen) for chosen in self.chosen)
-            lists = batch.neighbors.kept[self] = _Lists(batch, engines)
+            lists = batch.neighbors.kept[self] = _Lists(batch, engines, bases)
         return lists
 
     def _refuse_open(self, batch: LocalBatch) -> None:
@@ -340,13 +352,15 @@ class Coulomb:
                 "sum is another one; set pbc='T T T' with vacuum around a slab or a molecule"
             )
 
-    def _choose(self, batch: LocalBatch) -> None:
-        """Choose parameters for each cell, and say so when they change."""
+    def _choose(self, batch: LocalBatch) -> Bases:
+        """Choose a basis and parameters for each cell, and say so when parameters change; return bases."""
         cells = batch.cell.detach().double().cpu()
-        chosen = tuple(self._long_range.choose(cell, self.options) for cell in cells)
+        bases = tuple(map(shorter_basis, cells))
+        chosen = tuple(self._long_range.choose(cell, self.options) for cell in in_bases(cells, bases))
         if chosen != self.chosen:
             self.chosen = chosen
             _LOG.info("%s: %s", self.name, self.describe())
+        return bases
 
 
 class _Lists:
@@ -360,11 +374,14 @@ class _Lists:
         Owned rows of each system.
     engines : tuple of partial
         Of the reciprocal part, one a system.
+    bases : tuple of Tensor or None
+        In which engines have cells, see `shorter_basis`; on the device, so that no step sends them there.
     energy, potential : Pairs
     """
 
-    def __init__(self, batch: LocalBatch, engines: tuple[partial[torch.Tensor], ...]) -> None:
+    def __init__(self, batch: LocalBatch, engines: tuple[partial[torch.Tensor], ...], bases: Bases) -> None:
         self.engines = engines
+        self.bases = tuple(basis if basis is None else basis.to(batch.cell.device) for basis in bases)
         edges = owned_receivers(batch.neighbors)
         self.rows = edges.extended_rows
         system = to_local(batch.system)
@@ -374,3 +391,7 @@ class _Lists:
             mine = system[: batch.n_owned]
             self.owned = tuple((mine == s).nonzero()[:, 0] for s in range(batch.n_systems))
         self.energy, self.potential = Pairs.for_energy(edges, to_local(batch.ids)), Pairs.for_potential(edges)
+
+    def cells(self, batch: LocalBatch) -> list[torch.Tensor]:
+        """Return each system's cell as its engine has it."""
+        return in_bases(batch.cell.double(), self.bases)

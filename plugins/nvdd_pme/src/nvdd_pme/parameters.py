@@ -1,9 +1,10 @@
 """Splitting, wave vectors and mesh for an asked error, from the cell and the cutoff alone.
 
-Key objects: `Options` (what the user asks for), `Splitting` (what is chosen), `choose_waves`, `choose_mesh`. The error
-is that of forces, root of the mean square, in units of ``q^2 / d^2`` with the mean square of charges and the spacing d
-of a simple cubic lattice as dense: how large the Coulomb force between neighbours is. Nothing of a rank's own rows is
-looked at, so all ranks, and any number of ranks, choose alike. Layer: plugin.
+Key objects: `Options` (what the user asks for), `Splitting` (what is chosen), `choose_waves`, `choose_mesh`, both
+for a cell of short lattice vectors (see `nvdd_pme.bases`). The error is that of forces, root of the mean square, in
+units of ``q^2 / d^2`` with the mean square of charges and the spacing d of a simple cubic lattice as dense: how large
+the Coulomb force between neighbours is. Nothing of a rank's own rows is looked at, so all ranks, and any number of
+ranks, choose alike. Layer: plugin.
 """
 
 from __future__ import annotations
@@ -97,6 +98,14 @@ class Options:
         return made
 
     @property
+    def promise(self) -> str:
+        """What is known of the force error, for people."""
+        given = [name for name in _INSTEAD if getattr(self, name) is not None]
+        if given:
+            return f"{' and '.join(given)} given, so the force error isn't known"
+        return f"force error {self.accuracy:g}"
+
+    @property
     def splitting(self) -> float:
         """The splitting parameter, 1/Angstrom.
 
@@ -125,6 +134,9 @@ def _digits(part: float) -> float:
     """Return x with exp(-x^2) = part, 1 at least."""
     return math.sqrt(max(math.log(1.0 / part), 1.0))
 
+
+_INSTEAD = ("alpha", "k_cutoff", "order", "spacing")
+"""Options instead of what would follow from the accuracy."""
 
 _RANGES = {
     "cutoff": (0.5, 100.0),
