@@ -11,6 +11,7 @@ Layer: interop.
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -144,7 +145,9 @@ _SEATS: dict[int, _Seat] = {}  # by the number of the mesh
 
 def load(mesh: Mesh, order: Order) -> frozenset[str]:
     """Make the model and return the names of its outputs (collective)."""
-    with agreed(mesh):
+    with agreed(mesh), warnings.catch_warnings():
+        if mesh.rank != 0:  # all ranks load the same, and one tells what users should know
+            warnings.simplefilter("ignore", UserWarning)
         model = order.source.load(order.dtype, mesh.device)
     _SEATS[mesh.id] = _Seat(DistributedModel(model, order.config, mesh))
     return frozenset(model.outputs)

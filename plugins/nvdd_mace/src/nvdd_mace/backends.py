@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from nvdd_core.errors import InputError
 from nvdd_core.runtime import current_dd_context
@@ -91,9 +90,8 @@ def _check(model: MaceModel, found: MaceModel, backend: str) -> None:
             f"mace: with backend={backend} forces differ by {error:.1e} eV/A from e3nn's, more than the {allowed:.0e} "
             f"that {why}; use backend=e3nn"
         )
-    if not (dist.is_available() and dist.is_initialized() and dist.get_rank()):  # all ranks find the same
-        # not at a line of source, which would be printed and say nothing
-        warnings.warn_explicit(told, UserWarning, "nvdd-mace", 0, module=__name__, registry=_TOLD)
+    # not at a line of source, which would be printed and say nothing
+    warnings.warn_explicit(told, UserWarning, "nvdd-mace", 0, module=__name__, registry=_TOLD)
 
 
 def _run(model: MaceModel, converter: str) -> torch.nn.Module:
