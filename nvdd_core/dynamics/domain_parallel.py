@@ -37,8 +37,7 @@ from nvdd_core.dynamics.units import GPA_PER_EV_A3
 from nvdd_core.errors import InputError
 from nvdd_core.runtime.distributed_model import DistributedModel
 from nvdd_core.runtime.outputs import Partial
-from nvdd_core.runtime.sharded import ShardedBatch
-from nvdd_core.tensor import version_of
+from nvdd_core.runtime.sharded import Contents, ShardedBatch
 
 _FORCES = frozenset({"forces"})
 
@@ -130,7 +129,7 @@ class _Run:
     def _begin(self, *, check: bool = False) -> None:
         """Make a domain of the rows as they are, keeping nothing of the one before, and evaluate (collective)."""
         cell = self.sharded.cell
-        self._cell, self._cell_version = cell, version_of(cell)
+        self._cell = Contents((), (cell,))
         self._volume = float(torch.linalg.det(cell[0]).abs())
         self.model.rebuild(self.sharded, check=check, anew=True)
         self._follow_rows()
@@ -243,7 +242,7 @@ class _Run:
         with self.timer.phase("write", rare=True):
             run_hooks(self.owner.hooks, self._context(info))
         step = self.state.step
-        changed = self._cell is not self.sharded.cell or self._cell_version != version_of(self._cell)
+        changed = not self._cell.same((), (self.sharded.cell,))
         if changed and all(h.scope is HookScope.RANK_ZERO for h in self.owner.hooks if is_due(h, step)):
             raise InputError(
                 "a hook of scope RANK_ZERO changed the cell, which the other ranks can't know of; give it scope LOCAL "

@@ -298,9 +298,8 @@ def test_an_interrupted_call(no_orphans: Living) -> None:
         atoms = with_element(models.SLOW)
         atoms.calc = calc
         timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        before = signal.signal(
-            signal.SIGINT, signal.default_int_handler
-        )  # a shell's background job ignores it
+        # a shell's background job ignores it
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             timer.start()
             with pytest.raises(KeyboardInterrupt):

@@ -35,13 +35,13 @@ def parse_charges(model: str, value: object) -> dict[int, float]:
         return {}
     pairs: list[tuple[str, Any]]
     if isinstance(value, str):
-        parts = [part.partition("=") for part in value.split(",")]
+        parts = [part.partition("=") for part in value.split(",")] if value.strip() else []
         pairs = [(symbol.strip(), number.strip()) for symbol, _, number in parts]
     elif isinstance(value, Mapping):
         pairs = [(str(symbol), number) for symbol, number in value.items()]
     else:
         raise InputError(f'{model}: option charges = {value!r}: expected text such as "Na=1,Cl=-1"')
-    if not (value.strip() if isinstance(value, str) else value):
+    if not pairs:
         raise InputError(
             f'{model}: option charges is empty; expected text such as "Na=1,Cl=-1", or leave it out for charges of the '
             "structure file or of another model"
