@@ -42,6 +42,15 @@ def test_repulsion_has_all_its_digits(made):
     assert differences(path, trust=True)[1] < 1e-12
 
 
+@pytest.mark.parametrize("interaction", [INTERACTIONS[1], INTERACTIONS[3], INTERACTIONS[5]])
+def test_an_earlier_model_of_float32_leaves_no_coefficients(made, interaction):
+    """cuEquivariance keeps coefficients in the dtype of whoever asked first, for the whole process."""
+    path, _ = made(interaction)
+    random_module(interaction, dtype=torch.float32)
+    load(dtype=torch.float32, device="cpu", checkpoint=path, **OPTIONS)
+    assert differences(path)[1] < 1e-14
+
+
 @pytest.mark.parametrize("trust", [False, True])
 def test_a_file_made_in_float32(trust):
     """Its coupling coefficients are rounded; cuEquivariance has its own."""

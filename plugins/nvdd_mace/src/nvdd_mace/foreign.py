@@ -51,14 +51,31 @@ def imported(name: str) -> ModuleType:
 
 @contextlib.contextmanager
 def built_in(dtype: torch.dtype) -> Iterator[None]:
-    """Let mace's constructors take `dtype`; torch's default and random state are put back whatever happens."""
+    """Let mace's constructors take `dtype`; torch's default and random state are put back whatever happens.
+
+    cuEquivariance keeps coupling coefficients for the whole process in the dtype in which they were asked for first.
+    So they are forgotten before, or a model of float64 would have those of one of float32 that was made earlier, and
+    after, for those who make models by themselves.
+    """
     with _DTYPE_LOCK, torch.random.fork_rng(devices=[]), quiet():
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
+        _forget_coefficients()
         try:
             yield
         finally:
             torch.set_default_dtype(before)
+            _forget_coefficients()
+
+
+def _forget_coefficients() -> None:
+    """Empty what functions of cuEquivariance keep, if it was imported; it has no call of its own for it."""
+    loaded = [part for name, part in sys.modules.items() if name.split(".")[0] == "cuequivariance"]
+    for key, value in [item for part in loaded for item in vars(part).items()]:
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
+        elif key.startswith("_cache") and isinstance(value, dict):
+            value.clear()
 
 
 modules = imported("mace.modules")
