@@ -105,6 +105,21 @@ def test_asked_accuracy_is_reached(accuracy, times):
                 assert np.abs(both.rows[name] - rows).max() <= 1e-9, name
 
 
+@pytest.mark.parametrize("accuracy", [1e-3, 1e-5, 1e-6])
+@pytest.mark.parametrize("name", ["body-centred", "face-centred", "flat", "rhombohedral", "oblong"])
+def test_asked_accuracy_is_reached_in_lattices(name, accuracy):
+    """Skewed cells and long cutoffs need finer meshes."""
+    more = {"rhombohedral": 1.17 * np.eye(3) - 0.17, "oblong": np.diag([3, 1, 1.5])}
+    cell = np.array({**SHORT, **more}[name], float)
+    cell *= 14.0 / abs(np.linalg.det(cell)) ** (1 / 3)
+    grid = kit.disordered(4, 1.0, seed=1)
+    atoms = kit.ions(grid.positions @ cell, cell, grid.arrays["charges"])
+    exact = evaluate(load_ewald(**kit.CPU, accuracy=1e-13), atoms, {"forces"}).forces
+    for cutoff in (9.0, 12.0):
+        found = evaluate(load_pme(**kit.CPU, accuracy=accuracy, cutoff=cutoff), atoms, {"forces"}).forces
+        assert np.sqrt(((found - exact) ** 2).sum(1).mean()) / kit.force_unit(atoms) < accuracy
+
+
 @pytest.mark.parametrize("load", [load_ewald, load_pme])
 @pytest.mark.parametrize("name", ["left-handed", "flat", "longest first"])
 def test_results_do_not_depend_on_the_vectors(name, load):
