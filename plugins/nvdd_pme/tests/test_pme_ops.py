@@ -8,9 +8,11 @@ import torch
 import warp as wp
 from torch.autograd import gradcheck, gradgradcheck
 
+from nvdd_pme.influence import half_frequencies, influence
+from nvdd_pme.modes import influence_slope
 from nvdd_pme.pair_kernels import _GPU, _kernel, pair_sums
 from nvdd_pme.real_space import _pair_energy, _pair_potential, _sums
-from nvdd_pme.reciprocal import ReplicatedMesh, half_frequencies, influence, mesh_potential
+from nvdd_pme.reciprocal import ReplicatedMesh, mesh_potential
 from nvdd_pme.spline_kernels import gather_kernel, spread_kernel
 from nvdd_pme.splines import VALUE, _gather, _spread, gather, spline_weights, spread
 from nvdd_pme.start import launch
@@ -106,6 +108,20 @@ def test_influence_of_the_mesh_is_symmetric(mesh):
     )
     (slope,) = torch.autograd.grad((full * torch.fft.fftn(charge).abs().square()).sum(), charge)
     torch.testing.assert_close(mesh_potential(charge.detach(), g), slope)
+
+
+@pytest.mark.parametrize("mesh", [(6, 8, 5), (5, 9, 8), (1, 2, 3)])
+def test_slope_of_the_influence(mesh):
+    """One pass gives what torch's derivative of the formula does, and what derivatives of it are made of."""
+    cell = CELL.clone().requires_grad_()
+    g = influence(cell, half_frequencies(mesh), alpha=0.6, mesh=mesh, order=6)
+    weights = random(*g.shape, seed=5) - 0.5
+    (slope,) = torch.autograd.grad(g, cell, weights)
+    found = influence_slope(weights, g.detach(), CELL, 0.6, 6, list(mesh))
+    torch.testing.assert_close(found, slope, rtol=1e-12, atol=1e-14)
+
+    engine, (x, q) = ReplicatedMesh(), (places(), random(5, seed=2) - 0.5)
+    assert gradgradcheck(lambda h: engine(x, q, h, alpha=0.6, mesh=mesh, order=6), cell)
 
 
 def some_pairs(n_owned=3, n=6):

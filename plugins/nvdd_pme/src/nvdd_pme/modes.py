@@ -3,7 +3,8 @@
 `mode_energy` is ``sum_m w D(m) A(k2) |S(m)|^2``: S the transform of the charges, k2 the squared length of wave vector
 m, ``A = 2 pi exp(-c k2) / k2``, D what undoes the splines' damping and w how often a place of a real transform counts.
 It is computed a few planes at a time, in place. So are its derivatives, that for the columns (`mode_field`) and that
-for the metric which makes k2 of m (`mode_moment`); theirs are the same two with the next derivative of A.
+for the metric which makes k2 of m (`mode_moment`); theirs are the same two with the next derivative of A. The cell's
+derivative of an `influence` (`influence_slope`) is such a moment, too.
 
 Layer: plugin.
 """
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import frequencies, inverted, spline_damping, volume_of
+from nvdd_pme.influence import frequencies, inverted, spline_damping, volume_of
 from nvdd_pme.slabs import half_weights, shares
 
 _CHUNK = 1 << 17  # places at a time: a few arrays of them fit into a core's cache
@@ -26,11 +27,13 @@ _GPU_CHUNK = 1 << 22
 
 
 @functools.cache  # for good, since captured evaluations read it
-def _axis(n: int, order: int, half: bool, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return frequency and factor of each place of an axis."""
+def _axis(
+    n: int, order: int, half: bool, counted: bool, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return frequency and factor of each place of an axis; `counted` for how many waves it stands, if it is `half`."""
     m = torch.arange(n // 2 + 1, dtype=torch.float64, device=device) if half else frequencies(n, device)
     factor = spline_damping(n, order, device)[: len(m)]
-    return m, factor * half_weights(n, device) if half else factor
+    return m, factor * half_weights(n, device) if half and counted else factor
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,19 @@ def _quadratic(matrix: torch.Tensor, x: torch.Tensor, y: torch.Tensor, z: torch.
 
 
 def _chunks(
-    columns: torch.Tensor, metric: torch.Tensor, c: float, shape: list[int], order: int, first: int
+    columns: torch.Tensor,
+    metric: torch.Tensor,
+    c: float,
+    shape: list[int],
+    order: int,
+    first: int,
+    counted: bool = True,
 ) -> Iterator[_Chunk]:
-    """Cut the block into chunks along the first axis."""
+    """Cut the block into chunks along the first axis; w = 1 where it isn't `counted`."""
     if not columns.numel():
         return
     device = columns.device
-    (x, dx), (y, dy), (z, dz) = (_axis(n, order, axis == 2, device) for axis, n in enumerate(shape))
+    (x, dx), (y, dy), (z, dz) = (_axis(n, order, axis == 2, counted, device) for axis, n in enumerate(shape))
     mine = slice(first, first + columns.shape[1])
     y, dy = y[None, mine], dy[None, mine]
     size = _GPU_CHUNK if columns.is_cuda else _CHUNK
@@ -273,6 +282,36 @@ class Modes:
 
     def _block(self) -> Block:
         return 1.0 / (4.0 * self.alpha * self.alpha), list(self.shape), self.order, self.first
+
+
+def influence_slope(
+    weights: torch.Tensor, g: torch.Tensor, cell: torch.Tensor, alpha: float, order: int, shape: list[int]
+) -> torch.Tensor:
+    """Return the derivative for the cell of the sum of `weights` times the influence `g`.
+
+    As ``g = D A(k2) / V`` and ``k2 = m . metric . m`` it is ``-(2 metric (sum weights D dA/dk2 m m^T) / V +
+    sum weights g)`` times the inverse cell, transposed.
+
+    Parameters
+    ----------
+    weights, g : Tensor, shape (K0, K1, K2 // 2 + 1), float64
+    cell : Tensor, shape (3, 3), float64
+    alpha : float
+        Splitting parameter, 1/Angstrom.
+    order : int
+    shape : list of int
+        K0, K1, K2.
+
+    Returns
+    -------
+    Tensor, shape (3, 3), float64
+    """
+    metric, moment = _metric(cell), torch.zeros_like(cell)
+    for chunk in _chunks(weights, metric, 1.0 / (4.0 * alpha * alpha), shape, order, 0, counted=False):
+        moment += chunk.outer(chunk.wave(1).mul_(weights[chunk.part]))
+    turn = metric @ moment * (2.0 / volume_of(cell))
+    turn.diagonal().add_(torch.dot(weights.reshape(-1), g.reshape(-1)))
+    return -turn @ inverted(cell).T
 
 
 def _metric(cell: torch.Tensor) -> torch.Tensor:

@@ -1,18 +1,15 @@
 """The part of the Coulomb energy that a mesh carries, on several ranks.
 
 Key objects: `ReciprocalEngine` (what the model asks of an engine), `ReplicatedMesh` (every rank can read the whole
-mesh), `influence`, `mesh_points` (shared with other engines). With the transform
-``M(m) = sum_x mesh[x] exp(-2 pi i m.x / K)`` of the spread charges the energy is ``sum_m G(m) |M(m)|^2`` over all m,
-G being the `influence`. Its term at m = 0 is the neutralising background of a net charge. Energies are in e^2 /
-Angstrom: Coulomb's constant is the caller's.
+mesh), `mesh_points` (shared with other engines). With the transform ``M(m) = sum_x mesh[x] exp(-2 pi i m.x / K)`` of
+the spread charges the energy is ``sum_m G(m) |M(m)|^2`` over all m, G being the `influence`. Its term at m = 0 is the
+neutralising background of a net charge. Energies are in e^2 / Angstrom: Coulomb's constant is the caller's.
 
 Layer: plugin.
 """
 
 from __future__ import annotations
 
-import math
-from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +18,10 @@ from nvdd_core.comm import Mesh, Pending, all_reduce_sum_symmetric
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
 from nvdd_pme.cpu_mesh import MeshWork
+from nvdd_pme.influence import half_frequencies, influence, inverted
+from nvdd_pme.modes import influence_slope
 from nvdd_pme.slabs import half_weights
-from nvdd_pme.splines import gather, gather_slopes, spline_weights, spread, spread_into
+from nvdd_pme.splines import gather, gather_slopes, spread, spread_into
 
 
 class ReciprocalEngine(Protocol):
@@ -89,103 +88,11 @@ def _size(ranks: Mesh | None) -> int:
     return 1 if ranks is None else ranks.size
 
 
-def inverted(cell: torch.Tensor) -> torch.Tensor:
-    """Return the inverse of a cell, by cross products: a library's may wait for a GPU, and cells were checked."""
-    normals, volume = _normals(cell)
-    return normals.T / volume
-
-
-def volume_of(cell: torch.Tensor) -> torch.Tensor:
-    """Return the volume of a cell ()."""
-    return _normals(cell)[1].abs()
-
-
-def _normals(cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return b x c, c x a, a x b (3, 3) of lattice vectors a, b, c, and their determinant ()."""
-    normals = torch.linalg.cross(cell.roll(-1, 0), cell.roll(-2, 0))
-    return normals, (cell[0] * normals[0]).sum()
-
-
 def mesh_points(positions: torch.Tensor, cell: torch.Tensor, mesh: tuple[int, int, int]) -> torch.Tensor:
     """Return positions in units of the mesh, (n, 3)."""
     scaled = [inverse * n for inverse, n in zip(inverted(cell).unbind(1), mesh, strict=True)]
     points: torch.Tensor = positions @ torch.stack(scaled, dim=1)
     return points
-
-
-# -- the influence function -----------------------------------------------------------------------------------
-
-
-def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
-    """Return the signed frequency of each place of a transform of length n, (n,) float64: 0, 1, ..., -2, -1."""
-    places: torch.Tensor = torch.fft.fftfreq(n, 1.0 / n, dtype=torch.float64, device=device)
-    return places.round()
-
-
-@cache  # for good, since captured evaluations read it
-def spline_damping(n: int, order: int, device: torch.device) -> torch.Tensor:
-    """Return what undoes, in the energy, that charges were spread with splines, at each place of a transform, (n,).
-
-    A spread charge has U(m) = sinc(m / n)^order times its amplitude, and the mesh folds U(m + j n), all j, onto m. Of
-    all factors U(m)^2 / (sum_j U(m + j n)^2)^2 gives the least error of the energy averaged over where charges lie
-    between mesh points. The sum is a spline of twice the order at whole numbers, transformed. Zero at the Nyquist
-    frequency of an even n, whose two signs are different waves in a skewed cell. No cell enters, so it is made once.
-    """
-    m = frequencies(n)
-    weights = spline_weights(torch.zeros((), dtype=torch.float64), 2 * order)
-    place = torch.arange(2 * order, dtype=torch.float64) - order
-    folded = (weights * torch.cos((2.0 * math.pi / n) * m[..., None] * place)).sum(-1)
-    found = torch.sinc(m / n).pow(2 * order) / folded.square()
-    return torch.where(2.0 * m.abs() == n, 0.0, found).to(device)
-
-
-def influence(
-    cell: torch.Tensor,
-    frequency: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    *,
-    alpha: float,
-    mesh: tuple[int, int, int],
-    order: int,
-) -> torch.Tensor:
-    """Return G(m), so that the energy is the sum of ``G(m) |M(m)|^2`` over all m.
-
-    Parameters
-    ----------
-    cell : Tensor, shape (3, 3), float64
-        Differentiable.
-    frequency : three Tensors, shapes (a,), (b,), (c,), float64
-        Signed frequencies along the axes for which G is wanted: those of a transform's places, from the first one on.
-    alpha, mesh, order
-        See `ReciprocalEngine`.
-
-    Returns
-    -------
-    Tensor, shape (a, b, c), float64
-    """
-    k2 = squared_lengths(cell, *torch.meshgrid(*frequency, indexing="ij"))
-    damping: torch.Tensor = torch.ones((), dtype=torch.float64, device=cell.device)
-    for axis, (m, n) in enumerate(zip(frequency, mesh, strict=True)):
-        along = [-1 if a == axis else 1 for a in range(3)]
-        damping = damping * spline_damping(n, order, m.device)[: len(m)].view(along)
-    g: torch.Tensor = damping * green(k2, volume_of(cell), alpha)
-    return g
-
-
-def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Return |k|^2 of the wave vectors with integer components (a, b, c)."""
-    inverse = inverted(cell)  # columns are reciprocal vectors without 2 pi
-    metric = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
-    diagonal = metric[0, 0] * a * a + metric[1, 1] * b * b + metric[2, 2] * c * c
-    k2: torch.Tensor = diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
-    return k2
-
-
-def green(k2: torch.Tensor, volume: torch.Tensor, alpha: float) -> torch.Tensor:
-    """Return (2 pi / V) exp(-k^2 / 4 alpha^2) / k^2, and at k = 0 the background's -pi / (2 alpha^2 V)."""
-    nothing = k2 == 0.0
-    safe = torch.where(nothing, 1.0, k2)
-    wave = 2.0 * math.pi * torch.exp(-safe / (4.0 * alpha * alpha)) / safe
-    return torch.where(nothing, -math.pi / (2.0 * alpha * alpha), wave) / volume
 
 
 # -- energy of a mesh ------------------------------------------------------------------------------------------
@@ -289,6 +196,30 @@ class MeshAhead:
         self.total = Pending(total) if ranks is None else ranks.start_all_reduce_sum_(total)
 
 
+class _CellInfluence(torch.autograd.Function):
+    """The influence `g` as a function of the cell, whose derivative is one pass over the mesh."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, cell: torch.Tensor, g: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
+    ) -> torch.Tensor:
+        ctx.save_for_backward(cell, g)
+        ctx.alpha, ctx.mesh, ctx.order = alpha, mesh, order
+        return g.view_as(g)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        cell, g = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated further
+            again = influence(
+                cell, half_frequencies(ctx.mesh, cell.device), alpha=ctx.alpha, mesh=ctx.mesh, order=ctx.order
+            )
+            (slope,) = torch.autograd.grad(again, cell, grad, create_graph=True)
+        else:
+            slope = influence_slope(grad, g, cell, ctx.alpha, ctx.order, list(ctx.mesh))
+        return slope, None, None, None, None
+
+
 # -- the engine ------------------------------------------------------------------------------------------------
 
 
@@ -348,24 +279,15 @@ class ReplicatedMesh:
         self, cell: torch.Tensor, alpha: float, mesh: tuple[int, int, int], order: int
     ) -> torch.Tensor:
         """Return the influence on all frequencies; kept for as long as the cell stays the same."""
-        if cell.requires_grad and torch.is_grad_enabled():
-            return influence(cell, half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order)
         key, kept = (alpha, mesh, order, cell.device), self._kept
         if kept is None or not (self._one_cell or (kept[0] == key and torch.equal(kept[1], cell))):
             g = influence(
                 cell.detach(), half_frequencies(mesh, cell.device), alpha=alpha, mesh=mesh, order=order
             )
             kept = self._kept = (key, cell.detach().clone(), g)
-        return kept[2]
+        made: torch.Tensor = _CellInfluence.apply(cell, kept[2], alpha, mesh, order)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be made again."""
         return {**self.__dict__, "_kept": None}
-
-
-def half_frequencies(
-    mesh: tuple[int, int, int], device: torch.device | None = None
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the signed frequencies of a real transform of the mesh along each axis, the last one halved."""
-    last = torch.arange(mesh[2] // 2 + 1, dtype=torch.float64, device=device)
-    return frequencies(mesh[0], device), frequencies(mesh[1], device), last

@@ -21,8 +21,9 @@ import torch
 from nvdd_core.comm import Mesh, all_to_all_rows, received_splits
 from nvdd_core.runtime import current_dd_context
 from nvdd_core.tensor.exchanges import exchanged
+from nvdd_pme.influence import inverted
 from nvdd_pme.modes import Modes
-from nvdd_pme.reciprocal import inverted, mesh_points
+from nvdd_pme.reciprocal import mesh_points
 from nvdd_pme.slabs import length, shares, spectrum, spectrum_adjoint
 from nvdd_pme.splines import gather, spread
 

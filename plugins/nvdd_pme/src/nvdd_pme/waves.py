@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.reciprocal import green, inverted, n_ranks, squared_lengths, sum_over_ranks, volume_of
+from nvdd_pme.influence import green, inverted, squared_lengths, volume_of
+from nvdd_pme.reciprocal import n_ranks, sum_over_ranks
 
 _BLOCK = 1 << 22
 """Numbers in a block of phases: 32 MB."""
