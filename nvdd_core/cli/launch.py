@@ -159,6 +159,7 @@ def _elastic(ranks: int, folder: Path) -> dict[int, tuple[int, float]] | None:
         _show_cursor()
         if exc.sigval == signal.SIGINT:
             raise KeyboardInterrupt from None
+        sys.stderr.write(f"nvdd: error: ended by {signal.Signals(exc.sigval).name}\n")
         raise SystemExit(128 + int(exc.sigval)) from None
     except (RuntimeError, OSError) as exc:
         raise NvddError(f"could not start {ranks} worker processes: {first_line(str(exc))}") from exc

@@ -14,6 +14,7 @@ Layer: graph.
 from __future__ import annotations
 
 import importlib.util
+import math
 from functools import cache
 
 import torch
@@ -28,6 +29,8 @@ _FEW = 4
 """Points for each receiver above which most pairs of all points would be found for nothing."""
 _LONG = 1e3
 """Extent in cutoffs above which gaps are looked for."""
+_VESIN_BINS = 1e5
+"""Bins that vesin makes at most, each a cutoff wide or wider."""
 
 
 def open_pairs(points: torch.Tensor, cutoff: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,10 +228,30 @@ def _expected_neighbors(n: int, extent: torch.Tensor, cutoff: float) -> int:
     return int(expected // 8 + 1) * 8
 
 
+def _with_depth(points: torch.Tensor, cutoff: float) -> torch.Tensor:
+    """Add a point far from all others where they are so wide and thin that vesin would divide by zero.
+
+    If there were too many bins it makes them wider by one factor along all axes, and along a thin one none is left.
+    """
+    low, high = points.aminmax(dim=0)
+    bins = [max(1.0, n) for n in ((high - low) / cutoff).floor().tolist()]
+    needed, least = bins, 1.0
+    if not math.isfinite(math.prod(bins)):
+        return points
+    while min(needed) * (_VESIN_BINS / math.prod(needed)) ** (1 / 3) < 1.5:
+        least *= 2.0
+        needed = [max(n, least) for n in bins]
+    if needed == bins:
+        return points
+    depth = [(b + 2.0) * cutoff if b > a else 0.0 for a, b in zip(bins, needed, strict=True)]
+    return torch.cat([points, (low - points.new_tensor(depth))[None]])
+
+
 def _vesin(points: torch.Tensor, cutoff: float, *, full: bool) -> tuple[torch.Tensor, torch.Tensor]:
     if points.shape[0] < 2:
         none = torch.zeros(0, dtype=torch.int32, device=points.device)
         return none, none
+    points = _with_depth(points, cutoff)
     search = VesinNeighborList(cutoff=cutoff, full_list=full, n_threads=torch.get_num_threads())
     # views of memory that the search owns; the conversion copies them
     first, second = search.compute(points, _OPEN_BOX.to(points.device), False, "ij", copy=False)

@@ -72,7 +72,7 @@ class DomainCalculator(Calculator):
     config : DomainConfig, optional
         Cutoff, grid, ghost width; its skin and strategy give way to those given here.
     timeout_s : float
-        Time limit of one evaluation, seconds.
+        Time limit of one evaluation, seconds; starting and loading have at least 300 each.
 
     Attributes
     ----------

@@ -22,6 +22,7 @@ from nvdd_core.interop.snapshot import Snapshot
 from nvdd_core.runtime import Batch, DomainConfig, WorkerPool
 from nvdd_core.runtime.precision import precision_note
 from nvdd_core.runtime.source import ModelSource
+from nvdd_core.runtime.workers import START_LIMIT_S
 
 _SEAT = "nvdd_core.interop.seat"
 # Changes that leave every row what it is; a model sees nothing of ``info``.
@@ -149,7 +150,9 @@ class Crew:
         settings = self.settings
         pool = WorkerPool(settings.n_ranks, settings.device, settings.timeout_s)
         order = Order(settings.source, settings.dtype, settings.config)
-        self.outputs = pool.run(f"{_SEAT}:load", order)[0]  # which closes the pool when it fails
+        limit = max(settings.timeout_s, START_LIMIT_S)  # loading is no evaluation
+        # which closes the pool when it fails
+        self.outputs, *_ = pool.run(f"{_SEAT}:load", order, timeout_s=limit)
         self._pool, self._owner = pool, os.getpid()
         return pool
 

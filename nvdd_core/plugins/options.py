@@ -7,6 +7,7 @@ folder that it was written in. Layer: plugins.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +19,11 @@ from nvdd_core.plugins.composition import Term, flattened, read_model
 if TYPE_CHECKING:
     from nvdd_core.plugins.manager import PluginManager
 
+_BARE_FLOAT = re.compile(r"\s*[+-]?(\d+\.|\.\d+)([eE][+-]?\d+)?\s*")  # which TOML leaves out
+
 
 def parse_options(pairs: Sequence[str]) -> dict[str, Any]:
-    """Read ``k=v`` flags; a value is a TOML value where it is one, and text otherwise.
+    """Read ``k=v`` flags; a value is a TOML value or a number like ``.5`` where it is one, and text otherwise.
 
     Raises
     ------
@@ -84,7 +87,7 @@ def _option_value(text: str) -> Any:
     try:
         value = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
-        return text
+        return float(text) if _BARE_FLOAT.fullmatch(text) else text
     # More than one key means that the text held a line break; a date has no JSON form. Both are plain text.
     if len(value) == 1 and isinstance(value["value"], (bool, int, float, str, list, dict)):
         return value["value"]

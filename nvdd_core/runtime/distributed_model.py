@@ -401,9 +401,12 @@ class DistributedModel:
         # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
         graph = derive or keep_graph
         with self._installed(), enter_context(self._context()), torch.set_grad_enabled(graph):
+            fields, fed = domain.fields, []
             if local is None:
                 target = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_()
                 local = domain.plan.forward(target)
+                fed = sharded.fields_with_gradients(self.mesh)
+                fields = fields | {name: domain.plan.forward(sharded.fields[name]) for name in fed}
             else:
                 local = target = local.detach().requires_grad_(graph)
             with self.timer.phase("model"):
@@ -416,7 +419,7 @@ class DistributedModel:
                     local = local + apply_by_segment(local, symmetric, domain.system)
                     cell = cell + cell @ symmetric
                 with collect_exchanges(anchor=local) as exchanges:
-                    out = self._forward(sharded, local, cell, wanted)
+                    out = self._forward(sharded, local, cell, wanted, fields)
                     rows = self._rows(out, self._autograd_rows)
                     energy = self._energy(out, rows, sharded)
                     extra = self._extra(out, wanted)
@@ -424,7 +427,7 @@ class DistributedModel:
                     results.refuse_detached(self.mesh.rank, domain.neighbors.n_edges)
                 # A rank whose rows see no ghost must take part in every reverse exchange all the same, and, where
                 # the graph is kept, in those of the second derivative: squares of no entries have one.
-                nothing = [t.reshape(-1)[:0] for t in (local, *exchanges)]
+                nothing = [t.reshape(-1)[:0] for t in (local, *exchanges, *(fields[name] for name in fed))]
                 if keep_graph:
                     tie = torch.stack([t.square().sum().to(local.dtype) for t in nothing]).sum()
                     energy = energy + tie
@@ -459,12 +462,13 @@ class DistributedModel:
         return forces, virial
 
     def differentiable(self, sharded: ShardedBatch, outputs: Iterable[str] = DEFAULT_OUTPUTS) -> Outputs:
-        """Evaluate and keep the graph, for gradients of a loss with respect to parameters or positions (collective).
+        """Evaluate and keep the graph, for gradients with respect to parameters, positions and fields (collective).
 
         Each rank computes its own share of the loss: sums over its owned rows, and terms of the systems' energies
         and stresses, which every rank has in full, on one rank only, times zero on the others: their adjoints are
         sums over ranks. It then differentiates its share, all ranks together; gradients with respect to parameters
-        are summed over ranks afterwards. The domain must be current.
+        are summed over ranks afterwards. Those with respect to positions and to fields that require gradients, rows of
+        `sharded`, are complete on the rank that owns a row. The domain must be current.
 
         Where layers are under ``torch.utils.checkpoint``, differentiate inside `differentiating`, since they run again
         then and have to exchange again.
@@ -472,7 +476,8 @@ class DistributedModel:
         Raises
         ------
         InputError
-            If the rows have moved since the last evaluation, or the model computes forces itself.
+            If the rows have moved since the last evaluation, a field requires gradients on some ranks only, or the
+            model computes forces itself.
         """
         wanted = results.wanted_names(outputs)
         self.check_outputs(wanted)
@@ -509,7 +514,12 @@ class DistributedModel:
         return (*rows, "forces") if self.spec.force_strategy is ForceStrategy.MIXED else rows
 
     def _forward(
-        self, sharded: ShardedBatch, local: torch.Tensor, cell: torch.Tensor, wanted: frozenset[str]
+        self,
+        sharded: ShardedBatch,
+        local: torch.Tensor,
+        cell: torch.Tensor,
+        wanted: frozenset[str],
+        fields: dict[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
         domain = self.domain
         batch = LocalBatch(
@@ -521,7 +531,7 @@ class DistributedModel:
             ids=domain.ids,
             n_owned=domain.plan.n_owned,
             neighbors=domain.neighbors,
-            fields=domain.fields,
+            fields=domain.fields if fields is None else fields,
             requested=wanted,
             parts=domain.parts,
             near=domain.near,

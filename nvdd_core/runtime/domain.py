@@ -39,8 +39,8 @@ from nvdd_core.runtime.sharded import Contents, ShardedBatch, field_name
 from nvdd_core.runtime.timer import PhaseTimer
 from nvdd_core.spec import StrategyKind
 
-# Listing an image takes some 50 bytes.
-_MOST_IMAGES = 1e9
+# Listing an image takes some 50 bytes, and each atom has edges to a good part of its images.
+_MOST_IMAGES, _MOST_IMAGES_OF_ATOM = 1e9, 1e6
 
 # A column of the user's may have any name that a file can hold, so names of our own begin with what none can.
 _FOLDED, _FRAC = "\0folded", "\0frac"
@@ -204,10 +204,11 @@ class DomainBuilder:
         turns = torch.where(box.periodic, 2.0 * self.list_cutoff / box.heights + 1.0, 1.0).prod(1)
         rows = sharded.n_global / self.mesh.size if sharded.n_systems == 1 else 1.0
         most = float(turns.max())
-        if not most * max(rows, 1.0) <= _MOST_IMAGES:
+        if not (most * max(rows, 1.0) <= _MOST_IMAGES and most <= _MOST_IMAGES_OF_ATOM):
             raise InputError(
                 f"the cutoff with the skin, {self.list_cutoff:g} A, reaches over {most:.1e} periodic images of each "
-                f"atom (system {int(turns.argmax())}), more than fit in memory; give a smaller cutoff or skin"
+                f"atom (system {int(turns.argmax())}), more than fit in memory; is the cell right? Else give a "
+                "smaller cutoff or skin"
             )
 
     def _frame(self, sharded: ShardedBatch, box: Box) -> tuple[Frame, list[int]]:
@@ -216,7 +217,7 @@ class DomainBuilder:
         bad = (~torch.isfinite(sharded.positions).all(1)).nonzero()[:, 0]
         first = float(sharded.ids[bad].min()) if bad.numel() else -1.0
         low, high = segment_bounds(
-            box.fractional(sharded.positions, sharded.system), sharded.system, n_systems
+            box.fractional(sharded.positions.detach(), sharded.system), sharded.system, n_systems
         )
         head = torch.tensor([float(bad.numel()), first, float(sharded.n_owned)], dtype=torch.float64)
         cells = torch.cat([sharded.cell.cpu().flatten(), sharded.pbc.cpu().double().flatten()])

@@ -55,7 +55,10 @@ def read_structures(path: Path, index: str) -> list[ase.Atoms]:
     found = _read_apart(path, index) if sys.flags.optimize else _read_here(path, index)
     if isinstance(found, tuple):
         kind, text = found
-        reason = " ".join(text.split()) or "it ends before that, or is empty"
+        reason = (
+            " ".join(text.split())
+            or "it ends before that, is empty, or is of another format than its name says"
+        )
         raise InputError(f"structure file {path}: ASE could not read system {index} of it: {kind}: {reason}")
     systems = [found] if isinstance(found, ase.Atoms) else list(found)
     if not systems:

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -34,7 +34,8 @@ from nvdd_core.errors import DistributedError, InputError, RankLostError
 from nvdd_core.runtime.worker_messages import Call, Done, Failed, Setup
 
 _WORKER = Path(__file__).with_name("worker.py")
-_START_LIMIT_S = 300.0
+START_LIMIT_S = 300.0
+"""Time limit for starting ranks, and for what they load before their first call, seconds."""
 _GRACE_S = 5.0
 _IN_WORKER = "NVDD_WORKER"
 
@@ -169,7 +170,7 @@ class WorkerPool:
             mine, theirs = Pipe()
             self._pipes.append(mine)
             command = interpreter_command(str(_WORKER), str(theirs.fileno()))
-            with theirs:
+            with theirs, _no_interrupt():
                 self._processes.append(subprocess.Popen(command, pass_fds=(theirs.fileno(),), env=environ))
             setup = Setup(
                 rank=rank,
@@ -180,7 +181,7 @@ class WorkerPool:
                 parent=os.getpid(),
             )
             mine.send_bytes(pickle.dumps(setup))
-        self._collect(_START_LIMIT_S)
+        self._collect(START_LIMIT_S)
 
     def _collect(self, limit_s: float) -> list[Done]:
         """Wait for every rank's answer; the first failure gives the others a moment, then is raised."""
@@ -198,10 +199,10 @@ class WorkerPool:
         if faults:
             raise _root(faults)
         if len(answers) < self.n_ranks:
-            late = [rank for rank in range(self.n_ranks) if rank not in answers]
+            late = [str(rank) for rank in range(self.n_ranks) if rank not in answers]
             raise DistributedError(
-                f"rank {', '.join(map(str, late))} did not answer within {limit_s:g} s and was ended with the others: "
-                "it hangs, or needs a larger timeout_s"
+                f"rank{'s' * (len(late) > 1)} {', '.join(late)} did not answer within {limit_s:g} s, so all ranks were "
+                "ended: something hangs, or needs a larger timeout_s"
             )
         return [a for _, a in sorted(answers.items()) if isinstance(a, Done)]
 
@@ -213,6 +214,16 @@ class WorkerPool:
         if not isinstance(answer, Done | Failed):
             raise DistributedError(f"rank {rank} answered {type(answer).__name__}, which no worker sends")
         return answer
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Start processes that an interrupt doesn't reach, not even before they can say so; this one has it afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _call(function: Callable[..., Any] | str, args: Sequence[Any]) -> bytes:

@@ -215,6 +215,7 @@ MISTAKES: list[tuple[list[str], int, str]] = [
     ),
     (["a.xyz", "--model", "fake", "--option", "cutoff=1e300"], 2, "neighbour lists reach up to"),
     (["a.xyz", "--model", "fake", "--option", "cutoff=1e5"], 2, "periodic images of each atom (system 0)"),
+    (["collapsed.xyz", "--model", "fake"], 2, "periodic images of each atom (system 0)"),
     (["a.xyz", "--model", "fake", "--ranks", "1000000"], 2, "more than this machine can start"),
     (["a.xyz", "--model", "fake", "--option", "fail=exit"], 1, "wanted to end the process: SystemExit(0)"),
     (["a.xyz", "--model", "fake", "--option", "fail=load"], 1, "ValueError: cannot load"),
@@ -255,6 +256,9 @@ def _write_inputs(nvdd: Nvdd) -> None:
     flat = fcc(3)
     flat.cell[2] = flat.cell[0] + flat.cell[1]
     precise(nvdd, "flat.xyz", flat)
+    collapsed = fcc(1)
+    collapsed.cell[2] = 0.0, 0.0, 1e-6
+    precise(nvdd, "collapsed.xyz", collapsed)
     (nvdd.folder / "empty.xyz").write_text("")
 
 

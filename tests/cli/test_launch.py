@@ -129,9 +129,10 @@ def test_signals_end_all(folder: Path, number: signal.Signals, no_orphans: Calla
     _wait_for([folder / "up-0", folder / "up-1"])
     begun = time.monotonic()
     process.send_signal(number)
-    finish(folder, process)
+    _, said = finish(folder, process)
     assert time.monotonic() - begun < 10.0
     assert process.returncode in {-number, 128 + number, 1}
+    assert number == signal.SIGINT or "ended by SIGTERM" in said
     assert no_orphans() == []
 
 

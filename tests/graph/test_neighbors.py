@@ -10,6 +10,7 @@ import pytest
 import torch
 from ase.neighborlist import neighbor_list
 from hypothesis import given, settings, strategies as st
+from scipy.spatial import cKDTree
 
 from nvdd_core.graph import NeighborList, build_neighbors, pairs
 from nvdd_core.partition import Box, Frame, segment_bounds
@@ -210,6 +211,26 @@ def test_long_thin_extents(pbc, cell) -> None:
         found = as_set(index[1].numpy(), index[0].numpy(), vectors(edges, folded, frame).numpy())
         assert found == as_set(i, j, d)
     assert bool((vectors(edges, folded, frame).norm(dim=1) < 2.5).all())
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1)])
+@pytest.mark.parametrize(
+    "extent", [(2000, 2000, 0), (1500, 9000, 3), (4000, 4000, 25), (3e5, 900, 3), (1e7, 1e7, 4), (1e9, 3, 3)]
+)
+@pytest.mark.parametrize("n", [3, 3000])
+def test_wide_thin_extents(n: int, extent: tuple[float, ...], axes: tuple[int, ...]) -> None:
+    """vesin has no bins left along a thin axis where there would be too many; pairs are those of a tree."""
+    g, span = torch.Generator().manual_seed(n), torch.tensor(extent, dtype=torch.float64)[list(axes)]
+    points = torch.rand(n, 3, dtype=torch.float64, generator=g) * span
+    points[0], points[1] = 0.0, span
+    beside = n // 2
+    points[beside + 2 :] = points[2 : n - beside] + (span > 0) * torch.randn(n - beside - 2, 3, generator=g)
+    ends = torch.stack(pairs.open_pairs(points, 6.6)).sort(0)[0].T.tolist()
+    expected = cKDTree(points.numpy()).query_pairs(6.6)
+    assert sorted(map(tuple, ends)) == sorted(expected)
+    receivers, senders, _ = pairs.open_neighbors(points, n, 6.6)
+    both = {(i, j) for i, j in zip(receivers.tolist(), senders.tolist(), strict=True)}
+    assert both == expected | {(j, i) for i, j in expected}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 import torch
 
@@ -38,6 +39,12 @@ class Moody(Pair):
         if heavy == SLOW:
             time.sleep(60)
         return super().forward(batch)
+
+
+def slow_to_load(**given: Any) -> Moody:
+    """Take longer to load than a test's limit of an evaluation."""
+    time.sleep(7.0)
+    return Moody(**given)
 
 
 class Charged(Pair):

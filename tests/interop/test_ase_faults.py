@@ -146,6 +146,13 @@ def test_a_rank_that_hangs(no_orphans: Living) -> None:
         assert not no_orphans()
 
 
+def test_loading_is_no_evaluation() -> None:
+    """Loading takes longer than this limit."""
+    given = {"ranks": 1, "device": "cpu", "timeout_s": 6.0}
+    with DomainCalculator("tests.interop.models:slow_to_load", **given) as calc:  # type: ignore[arg-type]
+        assert good(calc).shape == (len(bar()), 3)
+
+
 def test_a_killed_rank(no_orphans: Living) -> None:
     atoms = crystal(2, 1, 1)
     atoms.calc = calc = new_calculator(2)

@@ -14,10 +14,12 @@ from nvdd_core.plugins.options import parse_options, placed_options
 def test_options_are_toml_values_or_text() -> None:
     pairs = [
         "cutoff=8.5", "n=3", "flag=true", "shift=force", "path=/a/b=c.pt", "list=[1, 2]",
+        "half=.5", "five=-5.e1", "ip=1.2.3",
         "table={Ar=3.4}", "date=2024-01-01", "empty=", 'quoted="8.5"', "two=1\nx=2",
     ]  # fmt: skip
     assert parse_options(pairs) == {
         "cutoff": 8.5, "n": 3, "flag": True, "shift": "force", "path": "/a/b=c.pt", "list": [1, 2],
+        "half": 0.5, "five": -50.0, "ip": "1.2.3",
         "table": {"Ar": 3.4}, "date": "2024-01-01", "empty": "", "quoted": "8.5", "two": "1\nx=2",
     }  # fmt: skip
 

@@ -122,7 +122,7 @@ def test_rank_that_exits(no_orphans: Callable[[], list[int]]) -> None:
 
 
 def test_time_limit(no_orphans: Callable[[], list[int]]) -> None:
-    with WorkerPool(2) as pool, pytest.raises(DistributedError, match="rank 0, 1 did not answer within 1 s"):
+    with WorkerPool(2) as pool, pytest.raises(DistributedError, match="ranks 0, 1 did not answer within 1 s"):
         pool.run(hang, timeout_s=1)
 
 

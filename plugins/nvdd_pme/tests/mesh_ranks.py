@@ -10,10 +10,12 @@ from unittest import mock
 import ase
 import numpy as np
 import pme_kit as kit
+import pytest
 import torch
 
 import nvdd_pme.model
 from nvdd_core.comm import Mesh
+from nvdd_core.errors import InputError
 from nvdd_core.runtime import Batch, DistributedModel, DomainConfig, DomainContext, ShardedBatch
 from nvdd_core.runtime.context import enter_context, keep_graphs
 from nvdd_core.runtime.source import ModelSource
@@ -179,6 +181,34 @@ def worst_beside(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> float:
             found.append(torch.cat([out.energy, out.forces.flatten(), out.stress.flatten()]))
         assert begin.called == ("cpu" in devices)
     return float((found[0] - found[1]).abs().max())
+
+
+def gradients_by_charge(mesh: Mesh, source: ModelSource, atoms: ase.Atoms, moves: bool) -> dict[int, float]:
+    """Of a loss of energy, forces and stress, by atom; rows that require them before or after they have moved."""
+    sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
+    run = DistributedModel(source.load(), DomainConfig(), mesh)
+    if moves:
+        sharded.rows["charges"].requires_grad_()
+    run(sharded, {"energy"})
+    charges = sharded.fields["charges"]
+    charges = charges if moves else charges.requires_grad_()
+    out = run.differentiable(sharded, {"energy", "forces", "stress"})
+    weights = torch.sin(torch.arange(3.0 * len(atoms), dtype=torch.float64)).view(-1, 3)
+    loss = (out.forces * weights[sharded.ids]).sum()
+    loss = loss + (out.energy.sum() + 50.0 * (out.stress[0] * weights[:3]).sum()) * float(mesh.rank == 0)
+    (found,) = torch.autograd.grad(loss, charges)
+    return dict(zip(sharded.ids.tolist(), found.tolist(), strict=True))
+
+
+def gradients_on_one_rank(mesh: Mesh, source: ModelSource, atoms: ase.Atoms) -> str:
+    """What is said of it."""
+    sharded = ShardedBatch.scatter(Batch.from_ase(atoms) if mesh.rank == 0 else None, mesh)
+    run = DistributedModel(source.load(), DomainConfig(), mesh)
+    run(sharded, {"energy"})
+    sharded.fields["charges"].requires_grad_(mesh.rank == 0)
+    with pytest.raises(InputError) as caught:
+        run.differentiable(sharded, {"energy"})
+    return str(caught.value)
 
 
 def worst_after_steps(case: Case, furthest: float) -> list[tuple[bool, float, int, bool]]:

@@ -102,6 +102,37 @@ def test_a_pair_is_evaluated_once(n_ranks):
     assert max(shares) < 1.1 * alone / n_ranks
 
 
+@pytest.mark.parametrize(
+    "model", [("load_ewald", {}), ("load_pme", {"engine": "replicated"}), ("load_pme", {"engine": "sharded"})]
+)
+def test_gradients_of_a_loss_by_charges(model):
+    """Ghosts' charges are their owners': one rank's are differences, and any number gives one rank's."""
+    source = ModelSource(f"nvdd_pme.model:{model[0]}", {"cutoff": 6.0, "accuracy": 1e-9, **model[1]})
+    atoms = sorted_salt()
+    atoms.positions += np.random.default_rng(0).uniform(-0.1, 0.1, (len(atoms), 3))
+    (alone,) = pool(1).run(mesh_ranks.gradients_by_charge, source, atoms, False)
+    weights = np.sin(np.arange(3.0 * len(atoms))).reshape(-1, 3)
+    for i in (0, len(atoms) - 1):
+        slope = []
+        for step in (-1e-3, 1e-3):
+            moved = atoms.copy()
+            moved.arrays["charges"][i] += step
+            out = evaluate(source.load(), moved, FAST)
+            loss = (out.forces * weights).sum() + out.energy[0] + 50.0 * (out.stress[0] * weights[:3]).sum()
+            slope.append(loss / 2e-3)
+        assert alone[i] == pytest.approx(slope[1] - slope[0], rel=1e-6)
+    for moves in (False, True):
+        shares = pool(3).run(mesh_ranks.gradients_by_charge, source, atoms, moves)
+        found = {i: value for share in shares for i, value in share.items()}
+        assert found == pytest.approx(alone, abs=1e-9)
+
+
+def test_fields_that_require_gradients_on_one_rank_only():
+    source = ModelSource("nvdd_pme.model:load_ewald", {"cutoff": 6.0})
+    for said in pool(2).run(mesh_ranks.gradients_on_one_rank, source, sorted_salt()):
+        assert "field 'charges' requires gradients on rank 0, not on rank 1" in said
+
+
 def test_a_mesh_summed_beside_the_pairs():
     run = ModelSource("nvdd_pme.model:load_pme", {"cutoff": 6.0, "engine": "replicated"}), sorted_salt()
     for worst in pool(2).run(mesh_ranks.worst_beside, *run):
