@@ -231,14 +231,15 @@ def _expected_neighbors(n: int, extent: torch.Tensor, cutoff: float) -> int:
 def _with_depth(points: torch.Tensor, cutoff: float) -> torch.Tensor:
     """Add a point far from all others where they are so wide and thin that vesin would divide by zero.
 
-    If there were too many bins it makes them wider by one factor along all axes, and along a thin one none is left.
+    If there were too many bins it makes them wider by one factor along all axes, and along a thin one none is left. It
+    rounds down the bins of one axis, then those of the next by their ratio, so a few have to be left of each.
     """
     low, high = points.aminmax(dim=0)
     bins = [max(1.0, n) for n in ((high - low) / cutoff).floor().tolist()]
-    needed, least = bins, 1.0
-    if not math.isfinite(math.prod(bins)):
+    if not 0.5 * _VESIN_BINS < math.prod(bins) < math.inf:
         return points
-    while min(needed) * (_VESIN_BINS / math.prod(needed)) ** (1 / 3) < 1.5:
+    needed, least = bins, 1.0
+    while min(needed) * (_VESIN_BINS / math.prod(needed)) ** (1 / 3) < 4.0:
         least *= 2.0
         needed = [max(n, least) for n in bins]
     if needed == bins:

@@ -151,7 +151,7 @@ class Crew:
         pool = WorkerPool(settings.n_ranks, settings.device, settings.timeout_s)
         order = Order(settings.source, settings.dtype, settings.config)
         limit = max(settings.timeout_s, START_LIMIT_S)  # loading is no evaluation
-        # which closes the pool when it fails
+        # a failure closes the pool
         self.outputs, *_ = pool.run(f"{_SEAT}:load", order, timeout_s=limit)
         self._pool, self._owner = pool, os.getpid()
         return pool

@@ -363,7 +363,7 @@ class DistributedModel:
     def _compute_direct(self, sharded: ShardedBatch, local: torch.Tensor, wanted: frozenset[str]) -> Partial:
         domain = self.domain
         with self._installed(), torch.no_grad(), enter_context(self._context()), self.timer.phase("model"):
-            out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted)
+            out = self._forward(sharded, local, domain.box.cell.to(local.dtype), wanted, domain.fields)
             rows = self._rows(out, ("forces", "node_energy", "node_virial"))
             energy = self._energy(out, rows, sharded) if out.keys() & {"energy", "node_energy"} else None
             extra = self._extra(out, wanted)
@@ -401,12 +401,12 @@ class DistributedModel:
         # The context outlives the forward pass: checkpointed layers run again while gradients are taken.
         graph = derive or keep_graph
         with self._installed(), enter_context(self._context()), torch.set_grad_enabled(graph):
-            fields, fed = domain.fields, []
+            fed: dict[str, torch.Tensor] = {}
             if local is None:
                 target = (sharded.positions - domain.offset).to(self.model.dtype).requires_grad_()
                 local = domain.plan.forward(target)
-                fed = sharded.fields_with_gradients(self.mesh)
-                fields = fields | {name: domain.plan.forward(sharded.fields[name]) for name in fed}
+                given = sharded.fields_with_gradients(self.mesh)
+                fed = {name: domain.plan.forward(rows) for name, rows in given.items()}
             else:
                 local = target = local.detach().requires_grad_(graph)
             with self.timer.phase("model"):
@@ -419,7 +419,7 @@ class DistributedModel:
                     local = local + apply_by_segment(local, symmetric, domain.system)
                     cell = cell + cell @ symmetric
                 with collect_exchanges(anchor=local) as exchanges:
-                    out = self._forward(sharded, local, cell, wanted, fields)
+                    out = self._forward(sharded, local, cell, wanted, domain.fields | fed)
                     rows = self._rows(out, self._autograd_rows)
                     energy = self._energy(out, rows, sharded)
                     extra = self._extra(out, wanted)
@@ -427,7 +427,7 @@ class DistributedModel:
                     results.refuse_detached(self.mesh.rank, domain.neighbors.n_edges)
                 # A rank whose rows see no ghost must take part in every reverse exchange all the same, and, where
                 # the graph is kept, in those of the second derivative: squares of no entries have one.
-                nothing = [t.reshape(-1)[:0] for t in (local, *exchanges, *(fields[name] for name in fed))]
+                nothing = [t.reshape(-1)[:0] for t in (local, *exchanges, *fed.values())]
                 if keep_graph:
                     tie = torch.stack([t.square().sum().to(local.dtype) for t in nothing]).sum()
                     energy = energy + tie
@@ -519,7 +519,7 @@ class DistributedModel:
         local: torch.Tensor,
         cell: torch.Tensor,
         wanted: frozenset[str],
-        fields: dict[str, torch.Tensor] | None = None,
+        fields: dict[str, torch.Tensor],
     ) -> dict[str, torch.Tensor]:
         domain = self.domain
         batch = LocalBatch(
@@ -531,7 +531,7 @@ class DistributedModel:
             ids=domain.ids,
             n_owned=domain.plan.n_owned,
             neighbors=domain.neighbors,
-            fields=domain.fields if fields is None else fields,
+            fields=fields,
             requested=wanted,
             parts=domain.parts,
             near=domain.near,

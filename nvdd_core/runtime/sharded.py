@@ -133,25 +133,26 @@ class ShardedBatch:
         """Further per-row data by name."""
         return {field_name(name): self.rows[name] for name in self.extra}
 
-    def fields_with_gradients(self, mesh: Mesh) -> list[str]:
-        """Return names of the fields that require gradients, the same on every rank (collective).
+    def fields_with_gradients(self, mesh: Mesh) -> dict[str, torch.Tensor]:
+        """Return the fields that require gradients, those of the same names on every rank (collective).
 
         Raises
         ------
         InputError
             On every rank, where one does on some ranks only.
         """
-        names = sorted(self.fields)
+        fields = self.fields
+        names = sorted(fields)
         if not names:
-            return []
-        told = mesh.all_gather_ints([int(self.fields[name].requires_grad) for name in names])
+            return {}
+        told = mesh.all_gather_ints([int(fields[name].requires_grad) for name in names])
         for name, flags in zip(names, zip(*told, strict=True), strict=True):
             if len(set(flags)) > 1:
                 raise InputError(
                     f"field '{name}' requires gradients on rank {flags.index(1)}, not on rank {flags.index(0)}; set "
                     "requires_grad alike on every rank"
                 )
-        return [name for i, name in enumerate(names) if told[0][i]]
+        return {name: fields[name] for name, flag in zip(names, told[0], strict=True) if flag}
 
     @property
     def n_owned(self) -> int:

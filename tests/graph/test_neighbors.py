@@ -233,6 +233,14 @@ def test_wide_thin_extents(n: int, extent: tuple[float, ...], axes: tuple[int, .
     assert both == expected | {(j, i) for i, j in expected}
 
 
+def test_a_long_wire() -> None:
+    """More than 1e5 cutoffs without a gap, and not as thin along one axis as along the other."""
+    i = torch.arange(110_000, dtype=torch.float64)
+    points = torch.stack([i % 2, 6.1 * i, 3.5 * (i % 3)], dim=1)
+    ends = torch.stack(pairs.open_pairs(points, 6.6)).sort(0)[0].T.tolist()
+    assert sorted(map(tuple, ends)) == sorted(cKDTree(points.numpy()).query_pairs(6.6))
+
+
 @pytest.mark.parametrize(
     ("n", "n_receivers", "cutoff"), [(900, 60, 2.0), (700, 90, 30.0), (3000, 1100, 1.5), (9, 0, 5.0)]
 )

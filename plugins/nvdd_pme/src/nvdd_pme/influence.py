@@ -30,6 +30,13 @@ def _normals(cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return normals, (cell[0] * normals[0]).sum()
 
 
+def metric_of(cell: torch.Tensor) -> torch.Tensor:
+    """Return what turns integer components into squared lengths of wave vectors, (3, 3)."""
+    inverse = inverted(cell)  # columns are reciprocal vectors without 2 pi
+    metric: torch.Tensor = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
+    return metric
+
+
 def frequencies(n: int, device: torch.device | None = None) -> torch.Tensor:
     """Return the signed frequency of each place of a transform of length n, (n,) float64: 0, 1, ..., -2, -1."""
     places: torch.Tensor = torch.fft.fftfreq(n, 1.0 / n, dtype=torch.float64, device=device)
@@ -87,8 +94,7 @@ def influence(
 
 def squared_lengths(cell: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return |k|^2 of the wave vectors with integer components (a, b, c)."""
-    inverse = inverted(cell)  # columns are reciprocal vectors without 2 pi
-    metric = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
+    metric = metric_of(cell)
     diagonal = metric[0, 0] * a * a + metric[1, 1] * b * b + metric[2, 2] * c * c
     k2: torch.Tensor = diagonal + 2.0 * (metric[0, 1] * a * b + metric[0, 2] * a * c + metric[1, 2] * b * c)
     return k2

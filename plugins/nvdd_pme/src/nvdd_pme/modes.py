@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from nvdd_pme.influence import frequencies, inverted, spline_damping, volume_of
+from nvdd_pme.influence import frequencies, inverted, metric_of, spline_damping, volume_of
 from nvdd_pme.slabs import half_weights, shares
 
 _CHUNK = 1 << 17  # places at a time: a few arrays of them fit into a core's cache
@@ -270,13 +270,15 @@ class Modes:
 
     def energy(self, columns: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
         """Return the block's share of the energy (), differentiable to any order for `columns` and `cell`."""
-        made: torch.Tensor = mode_energy(columns, _metric(cell), *self._block())
+        made: torch.Tensor = mode_energy(columns, metric_of(cell), *self._block())
         share: torch.Tensor = made / volume_of(cell)
         return share
 
     def field(self, columns: torch.Tensor, cell: torch.Tensor) -> torch.Tensor:
         """Return the energy's gradient for `columns`, differentiable to any order."""
-        made: torch.Tensor = mode_field(columns, _metric(cell), cell.new_zeros((0, 3, 3)), 0, *self._block())
+        made: torch.Tensor = mode_field(
+            columns, metric_of(cell), cell.new_zeros((0, 3, 3)), 0, *self._block()
+        )
         field: torch.Tensor = made * (2.0 / volume_of(cell))
         return field
 
@@ -306,16 +308,9 @@ def influence_slope(
     -------
     Tensor, shape (3, 3), float64
     """
-    metric, moment = _metric(cell), torch.zeros_like(cell)
+    metric, moment = metric_of(cell), torch.zeros_like(cell)
     for chunk in _chunks(weights, metric, 1.0 / (4.0 * alpha * alpha), shape, order, 0, counted=False):
         moment += chunk.outer(chunk.wave(1).mul_(weights[chunk.part]))
     turn = metric @ moment * (2.0 / volume_of(cell))
     turn.diagonal().add_(torch.dot(weights.reshape(-1), g.reshape(-1)))
     return -turn @ inverted(cell).T
-
-
-def _metric(cell: torch.Tensor) -> torch.Tensor:
-    """Return what turns integer components into squared lengths of wave vectors."""
-    inverse = inverted(cell)
-    metric: torch.Tensor = (2.0 * math.pi) ** 2 * (inverse.T @ inverse)
-    return metric

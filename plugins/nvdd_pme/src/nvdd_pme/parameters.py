@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from nvdd_core.errors import InputError
+from nvdd_pme.influence import inverted
 from nvdd_pme.pair_kernels import LARGEST_SPLITTING
 
 ORDERS = (4, 5, 6, 7, 8)
@@ -226,8 +227,8 @@ def _sides(cell: torch.Tensor) -> list[float]:
 
 def _skewness(cell: torch.Tensor) -> float:
     """Largest ratio of a lattice vector's length to the height of the cell along it; 1 where they are orthogonal."""
-    heights = 1.0 / torch.linalg.vector_norm(torch.linalg.inv(cell), dim=0)
-    return float((torch.linalg.vector_norm(cell, dim=1) / heights).max())
+    inverse_heights = torch.linalg.vector_norm(inverted(cell), dim=0)
+    return float((torch.linalg.vector_norm(cell, dim=1) * inverse_heights).max())
 
 
 def _order(accuracy: float) -> int:
